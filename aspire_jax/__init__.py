@@ -1,0 +1,1 @@
+"""Exact long-context batch decoding by asynchronous self-speculation, in JAX."""

@@ -1,0 +1,104 @@
+"""The transformer's arithmetic, free of any cache: what happens to packed tokens [T] before and after attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aspire_jax import rope
+from aspire_jax.config import ModelConfig
+from aspire_jax.params import Params
+
+# Products accumulate in float32 whatever the params' dtype; on the CPU and for float32 that is exact float32.
+_PRECISION = jax.lax.Precision.HIGHEST
+
+
+def product(equation: str, *operands: jax.Array) -> jax.Array:
+    """`jnp.einsum` that accumulates in float32 and returns the first operand's dtype."""
+    out = jnp.einsum(equation, *operands, precision=_PRECISION, preferred_element_type=jnp.float32)
+    return out.astype(operands[0].dtype)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis, in float32. `scale`: [x.shape[-1]]."""
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + np.float32(eps))
+    return y.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+
+
+def project(
+    config: ModelConfig, layer: dict[str, jax.Array], x: jax.Array, cos_sin: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries [T, Hkv, G, D], keys [T, Hkv, D] and values [T, Hkv, D] of one layer, rotated.
+
+    Args:
+      layer: one layer's params (no leading layers axis).
+      x: residual stream [T, d_model].
+      cos_sin: `rope.rotation` at the tokens' positions [2, T, D / 2].
+    """
+    c, t = config, x.shape[0]
+    h = rms_norm(x, layer["attn_norm"], c.norm_eps)
+    width = c.n_kv_heads * (c.group + 2) * c.head_dim
+    qkv = product("te,eo->to", h, layer["qkv"].reshape(c.d_model, width))
+    qkv = qkv.reshape(t, c.n_kv_heads, c.group + 2, c.head_dim)
+    if c.qkv_bias:
+        qkv = qkv + layer["qkv_bias"][None]
+    q, k, v = qkv[:, :, : c.group], qkv[:, :, c.group], qkv[:, :, c.group + 1]
+    q = q.reshape(t, c.n_heads, c.head_dim)
+    if c.qk_norm:
+        q, k = rms_norm(q, layer["q_norm"], c.norm_eps), rms_norm(k, layer["k_norm"], c.norm_eps)
+    q, k = rope.rotate(q, cos_sin), rope.rotate(k, cos_sin)
+    return q.reshape(t, c.n_kv_heads, c.group, c.head_dim), k, v
+
+
+def finish(config: ModelConfig, layer: dict[str, jax.Array], x: jax.Array, attended: jax.Array) -> jax.Array:
+    """Output projection, residuals and the gated MLP. `attended`: [T, Hkv, G, D]. Returns [T, d_model]."""
+    c, t = config, x.shape[0]
+    o = layer["o"].reshape(c.n_heads * c.head_dim, c.d_model)
+    y = product("to,oe->te", attended.reshape(t, -1).astype(x.dtype), o)
+    x = x + (y + layer["o_bias"][None] if c.o_bias else y)
+    h = rms_norm(x, layer["mlp_norm"], c.norm_eps)
+    gate_up = product("te,ef->tf", h, layer["gate_up"].reshape(c.d_model, 2 * c.d_ff))
+    gate, up = jnp.split(gate_up, 2, axis=-1)
+    return x + product("tf,fe->te", jax.nn.silu(gate) * up, layer["down"])
+
+
+def unembed(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
+    """Logits [T, vocab_size], float32, of the residual stream `x` [T, d_model]."""
+    table = params["embed"] if config.tie_embeddings else params["unembed"]
+    h = rms_norm(x, params["final_norm"], config.norm_eps)
+    return jnp.einsum("te,ve->tv", h, table, precision=_PRECISION, preferred_element_type=jnp.float32)
+
+
+def layer_of(params: Params, index: int | jax.Array) -> dict[str, jax.Array]:
+    """One layer's params out of the stacked ones; `index` may be traced."""
+    layers: dict[str, Any] = params["layers"]
+    return {
+        name: jax.lax.dynamic_index_in_dim(w, index, keepdims=False) if isinstance(index, jax.Array) else w[index]
+        for name, w in layers.items()
+    }
+
+
+def dense_logits(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
+    """Logits [T, vocab_size] of one sequence `tokens` [T] by plain causal attention, without a cache.
+
+    The reference the engine is compared with; memory grows with T squared.
+    """
+    t = tokens.shape[0]
+    positions = jnp.arange(t)
+    cos_sin = rope.rotation(config.rope, config.head_dim, config.max_length, positions)
+    causal = positions[:, None] >= positions[None, :]
+
+    def step(x: jax.Array, layer: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+        q, k, v = project(config, layer, x, cos_sin)
+        scores = jnp.einsum("qhgd,khd->hgqk", q, k, precision=_PRECISION, preferred_element_type=jnp.float32)
+        scores = jnp.where(causal[None, None], scores * np.float32(config.head_dim**-0.5), -jnp.inf)
+        weights = jax.nn.softmax(scores, axis=-1)
+        attended = jnp.einsum("hgqk,khd->qhgd", weights, v.astype(jnp.float32), precision=_PRECISION)
+        return finish(config, layer, x, attended), None
+
+    x, _ = jax.lax.scan(step, params["embed"][tokens], params["layers"])
+    return unembed(config, params, x)
