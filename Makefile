@@ -30,9 +30,8 @@ test: $(VENV)/.dev $(VENV)/.smollm2  ## run the tests
 parity: $(VENV)/.parity  ## install torch, so that `make test` also compares with transformers live
 
 lint: $(VENV)/.dev  ## ruff (lint and format) and mypy
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@status=0; for check in 'ruff check .' 'ruff format --check .' mypy; do \
+	  echo "$(BIN)/$$check"; $(BIN)/$$check || status=1; done; exit $$status
 
 format: $(VENV)/.dev  ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
