@@ -46,7 +46,7 @@ examples: $(VENV)/.smollm2  ## run every script in examples/
 venv: $(VENV)/.dev  ## the environment alone
 
 clean:  ## remove environments, caches and build outputs
-	rm -rf .venv* .cache build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv* .cache build dist *.egg-info .hypothesis .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
