@@ -9,10 +9,13 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aspire_jax.errors import InputError
-from convert.manifest import Manifest
 from convert.progress import Progress, Reporter, silent
+
+if TYPE_CHECKING:
+    from convert.manifest import Manifest
 
 OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 
@@ -55,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace, progress: Progress) -> Manifest:
-    from convert import pipeline, to_hf  # after parsing, so that --help does not wait for jax
+    from convert import convert, to_hf  # after parsing, so that --help does not wait for jax
 
-    action = to_hf.to_hf if args.to == "hf" else pipeline.convert
+    action = to_hf if args.to == "hf" else convert
     return action(args.src, args.dst, dtype=args.dtype, tokenizer=not args.no_tokenizer, progress=progress)
 
 
@@ -76,7 +79,7 @@ def _fail(message: str, code: int) -> int:
 def _terminate_as_interrupt() -> Iterator[None]:
     """Lets SIGTERM unwind like Ctrl-C, so that temporary files are removed; no change outside the main thread."""
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
     try:

@@ -115,7 +115,8 @@ def _llama3(gguf: GgufFile, theta: float, head_dim: int) -> RopeConfig:
     """
     tensor = gguf.tensors[ROPE_FACTORS]
     if tensor.shape != (head_dim // 2,):
-        raise InputError(f"{gguf.path}: tensor {ROPE_FACTORS} has shape {list(tensor.shape)}, expected [{head_dim // 2}]")
+        found, want = list(tensor.shape), [head_dim // 2]
+        raise InputError(f"{gguf.path}: tensor {ROPE_FACTORS} has shape {found}, expected {want}")
     divisors = tensor.read(np.dtype(np.float32)).astype(np.float64)
     if not np.all(np.isfinite(divisors)) or divisors.min() < 1 - 1e-5:
         raise InputError(f"{gguf.path}: tensor {ROPE_FACTORS} holds values below 1, expected divisors of a llama3 rope")

@@ -95,10 +95,12 @@ def _byte_level(f: Fields, tokens: list[str]) -> tuple[Tokenizer, bool]:
     lines = f.get("tokenizer.ggml.merges")
     if not isinstance(lines, list):
         raise InputError(f"{f.file}: tokenizer.ggml.merges is missing, expected a list of strings")
-    merges = [tuple(str(line).split(" ")) for line in lines]
-    for line, merge in zip(lines, merges, strict=True):
-        if len(merge) != 2:
+    merges = []
+    for line in lines:
+        left, _, right = str(line).partition(" ")
+        if not left or not right or " " in right:
             raise InputError(f"{f.file}: tokenizer.ggml.merges has {line!r}, expected two tokens")
+        merges.append((left, right))
     model = models.BPE(
         vocab=_vocabulary(f, tokens), merges=merges, fuse_unk=False, byte_fallback=False,
         ignore_merges=splitting.ignore_merges,

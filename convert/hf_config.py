@@ -92,9 +92,9 @@ def _refuse_variants(f: Fields, family: str) -> None:
         window = 4096  # what transformers assumes where the field is absent
     if window is not None:
         length = f.size("max_position_embeddings", _DEFAULT_LENGTH[family])
-        if family in ("qwen2", "qwen3") and f.get("max_window_layers") is not None:
-            if f.size("max_window_layers") >= f.size("num_hidden_layers"):
-                return  # the layers that would use the window begin after the last one
+        first = f.size("max_window_layers", 28) if family in ("qwen2", "qwen3") else 0
+        if first >= f.size("num_hidden_layers"):
+            return  # the layers that would use the window begin after the last one
         if isinstance(window, bool) or not isinstance(window, int) or window < length:
             raise InputError(
                 f"{f.file}: sliding_window is {window!r}, expected null or at least max_position_embeddings "
@@ -124,8 +124,10 @@ def _read_rope(f: Fields, length: int) -> tuple[RopeConfig, int]:
     if kind == "linear":
         return RopeConfig(kind="linear", theta=theta, factor=_factor(r)), length
     outer = f.get("original_max_position_embeddings")
-    original = r.size("original_max_position_embeddings", length) if outer is None else f.size(
-        "original_max_position_embeddings"
+    original = (
+        r.size("original_max_position_embeddings", length)
+        if outer is None
+        else f.size("original_max_position_embeddings")
     )
     if kind == "llama3":
         low, high = r.number("low_freq_factor"), r.number("high_freq_factor")
@@ -161,7 +163,7 @@ def _factor(r: Fields) -> float:
 
 def _read_tokens(folder: Path, f: Fields, family: str) -> tuple[int | None, tuple[int, ...]]:
     """Beginning token and every end token of config.json and generation_config.json, in that order."""
-    bos, eos = (None, None) if family not in _DEFAULT_TOKENS else _DEFAULT_TOKENS[family]
+    bos, eos = _DEFAULT_TOKENS.get(family, (None, None))
     begins = f.ids("bos_token_id") if "bos_token_id" in f.values else (() if bos is None else (bos,))
     ends = f.ids("eos_token_id") if "eos_token_id" in f.values else (() if eos is None else (eos,))
     if (folder / GENERATION).is_file():

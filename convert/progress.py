@@ -12,7 +12,8 @@ from typing import Protocol, Self, TextIO
 class Progress(Protocol):
     """Called with a stage's name, the bytes done in it and its total of bytes."""
 
-    def __call__(self, stage: str, done: int, total: int) -> None: ...
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Reports."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -30,6 +31,7 @@ class Reporter:
         self._printed = 0.0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
+        """Shows the state of `stage`."""
         if self._stream.isatty():
             self._show(stage, done, total)
         elif stage != self._stage or done >= total or self._clock() - self._printed >= 10.0:

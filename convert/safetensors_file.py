@@ -161,5 +161,5 @@ def write_file(
             value = next(values)
             if value.dtype != dtype or value.shape != shape:
                 raise ValueError(f"{name}: {value.dtype}{value.shape}, expected {dtype}{shape}")
-            stream.write(memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))
+            stream.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
             yield name

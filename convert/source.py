@@ -83,9 +83,7 @@ def open_source(path: Path) -> Source:
         gguf = read_gguf(path)
         config = gguf_config(gguf)
         parts = names.match(config, names.GGUF, gguf.tensors, str(path))
-        return Source(
-            path=path, kind="gguf", config=config, parts=parts, fix=llama_gguf_fix(config), gguf=gguf
-        )
+        return Source(path=path, kind="gguf", config=config, parts=parts, fix=llama_gguf_fix(config), gguf=gguf)
     if not (path / CONFIG).is_file():
         raise _neither(path)
     config = read_hf_config(path)
@@ -105,7 +103,8 @@ def _check_tied(tensors: dict[str, Tensor]) -> None:
     if output.kind == table.kind and output.shape == table.shape and _same_bytes(output, table):
         return
     raise InputError(
-        f"{output.file}: tensor {output.name} differs from {table.name}, expected tie_word_embeddings false or equal tensors"
+        f"{output.file}: tensor {output.name} differs from {table.name}, expected equal tensors or "
+        "tie_word_embeddings false"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,9 +71,9 @@ class Tensor:
                     rows[start : start + block] = narrow(values, dtype, f"{self.file}: tensor {self.name}")
         return out
 
-    def _fill(self, stream: object, out: np.ndarray) -> None:
-        view = memoryview(out.reshape(-1).view(np.uint8))
-        got = stream.readinto(view) if len(view) else 0  # type: ignore[attr-defined]
+    def _fill(self, stream: io.BufferedReader, out: np.ndarray) -> None:
+        view = out.reshape(-1).view(np.uint8).data
+        got = stream.readinto(view) if len(view) else 0
         if got != len(view):
             raise InputError(f"{self.file}: tensor {self.name} ends after {got} of {len(view)} bytes, file truncated")
 

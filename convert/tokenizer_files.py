@@ -40,7 +40,8 @@ def copy(src: Path, dst: Path) -> list[Path]:
     """
     if not (src / TOKENIZER).is_file():
         raise InputError(
-            f"{src}: no {TOKENIZER}, expected a fast tokenizer (transformers' AutoTokenizer saves one), or --no-tokenizer"
+            f"{src}: no {TOKENIZER}, expected a fast tokenizer (transformers' AutoTokenizer saves one) "
+            "or --no-tokenizer"
         )
     try:
         Tokenizer.from_file(str(src / TOKENIZER))

@@ -98,7 +98,7 @@ def _order(config: ModelConfig) -> list[str]:
 
 
 def _tensors(reader: checkpoint.Reader, config: ModelConfig, kind: np.dtype, src: Path) -> Iterator[np.ndarray]:
-    for name, layer, parts in _leaves(config):
+    for name, layer, _ in _leaves(config):
         value = reader.read(name, layer)
         leaf = name.removeprefix("layers.")
         for part in [value] if layer is None else layouts.unpack(config, leaf, value):
