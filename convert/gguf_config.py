@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from aspire_jax import rope as rope_lib
@@ -135,15 +137,23 @@ def _llama3(gguf: GgufFile, theta: float, head_dim: int) -> RopeConfig:
         scaled, _ = rope_lib.inverse_frequencies(rope, head_dim, 1)
         return bool(np.allclose(plain / scaled.astype(np.float64), divisors, rtol=1e-4))
 
-    if matches(candidate(*_LLAMA3)):
-        return candidate(*_LLAMA3)
     smooth = (1 / divisors - 1 / factor) / (1 - 1 / factor)
+    for parameters in (_LLAMA3, *_fits(plain.astype(np.float64), smooth)):
+        if matches(candidate(*parameters)):
+            return candidate(*parameters)
+    raise InputError(f"{gguf.path}: tensor {ROPE_FACTORS} is not the divisors of a llama3 rope")
+
+
+def _fits(frequencies: np.ndarray, smooth: np.ndarray) -> Iterator[tuple[int, float, float]]:
+    """Guesses at (original length, 1, high), from smooth = (original * frequency / 2 pi - 1) / (high - 1)."""
     inside = (smooth > 1e-3) & (smooth < 1 - 1e-3)
     if inside.sum() >= 2:
-        slope, intercept = np.polyfit(plain[inside].astype(np.float64), smooth[inside], 1)
-        high = 1 - 1 / intercept  # smooth = (original * f / 2 pi - 1) / (high - 1)
-        if intercept < 0 and slope > 0:
-            fitted = candidate(round(slope * 2 * np.pi * (high - 1)), 1.0, float(f"{high:.6g}"))
-            if matches(fitted):
-                return fitted
-    raise InputError(f"{gguf.path}: tensor {ROPE_FACTORS} is not the divisors of a llama3 rope")
+        slope, intercept = np.polyfit(frequencies[inside], smooth[inside], 1)
+        if slope > 0 > intercept:
+            high = 1 - 1 / intercept
+            yield round(slope * 2 * np.pi * (high - 1)), 1.0, float(f"{high:.6g}")
+    elif inside.sum() == 1:  # few dimensions; take the published ratio of high to low
+        yield round(2 * np.pi * (3 * smooth[inside][0] + 1) / frequencies[inside][0]), 1.0, 4.0
+    elif (smooth > 0.5).any() and (smooth < 0.5).any():  # any step between the two neighbours will do
+        edge = frequencies[smooth > 0.5].min() * frequencies[smooth < 0.5].max()
+        yield round(2 * np.pi * 2 / edge**0.5), 1.0, 4.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from aspire_jax import checkpoint, model
+from aspire_jax.config import RopeConfig
 from convert import convert
 from tests.fixtures import cases, make_parity
 
@@ -44,6 +46,19 @@ def test_logits_equal_the_committed_references(case: str, logits: np.ndarray) ->
 def test_logits_equal_transformers(case: str, logits: np.ndarray) -> None:
     pytest.importorskip("torch")
     np.testing.assert_allclose(logits, make_parity.reference_logits(case), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", [name for name in cases.CASES if "default" not in name and "bias" not in name])
+def test_the_references_notice_the_rope(case: str, tmp_path: Path) -> None:
+    """Without its scaling, every scaled case would miss its reference by far."""
+    convert(cases.write_folder(tmp_path / "hf", case), tmp_path / "out")
+    config = checkpoint.load_config(tmp_path / "out")
+    plain = dataclasses.replace(config, rope=RopeConfig(theta=config.rope.theta))
+    params = checkpoint.load_params(tmp_path / "out", config)
+    logits = np.asarray(_logits(plain, params, jnp.asarray(cases.tokens(case))))
+    with np.load(make_parity.FILE) as references:
+        worst = np.abs(logits[make_parity.EVERY - 1 :: make_parity.EVERY] - references[case]).max()
+    assert worst > 100 * TOLERANCE
 
 
 def test_every_case_has_a_reference_and_no_other() -> None:
