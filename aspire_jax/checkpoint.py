@@ -172,7 +172,11 @@ class Writer:
     """
 
     def __init__(self, path: Path, config: ModelConfig, dtype: str) -> None:
-        """Creates `path`/params. `dtype`: one of `DTYPES`, of every leaf."""
+        """Creates `path`/params. `dtype`: one of `DTYPES`, of every leaf.
+
+        Raises:
+          OSError: the disk refuses.
+        """
         self._folder = (path / PARAMS_DIR).absolute()
         self._dtype = np.dtype(jnp.dtype(dtype))
         self.shapes = leaf_shapes(config)
@@ -184,9 +188,13 @@ class Writer:
         standins = jax.tree.map(
             lambda leaf: np.zeros((1,) * len(leaf.shape), self._dtype), params_lib.abstract(config, jnp.float32)
         )
-        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-            checkpointer.save(self._folder, args=ocp.args.PyTreeSave(standins))
-        self._arrays = {name: self._create(name, shape) for name, shape in self.shapes.items()}
+        _reserve(path)
+        try:
+            with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+                checkpointer.save(self._folder, args=ocp.args.PyTreeSave(standins))
+            self._arrays = {name: self._create(name, shape) for name, shape in self.shapes.items()}
+        except Exception as error:  # a disk that refuses is one of several types here
+            raise OSError(f"{self._folder}: {_first_line(error)}") from error
 
     def _create(self, name: str, shape: tuple[int, ...]) -> Any:
         rows = max(1, _CHUNK_BYTES // max(1, math.prod(shape[1:]) * self._dtype.itemsize))
@@ -288,12 +296,24 @@ def _first_line(error: BaseException) -> str:
     return lines[0].split(" [", 1)[0]
 
 
+def _reserve(folder: Path, size: int = 1 << 20) -> None:
+    """Raises OSError where `folder` has no room even for a checkpoint's description.
+
+    Orbax writes that from threads of its own, which print tracebacks when they fail.
+    """
+    file = folder / ".room"
+    try:
+        file.write_bytes(bytes(size))
+    finally:
+        file.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the warning that Orbax logs for every checkpoint that is not OCDBT."""
+    """Silences Orbax's log: a warning for every checkpoint that is not OCDBT, tracebacks beside what it raises."""
     logger = logging.getLogger("absl")
     before = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:

@@ -1,0 +1,74 @@
+"""Softmax attention in parts: partial results over disjoint keys, merged by their log-sum-exp.
+
+Source: online softmax (arXiv 1805.02867), split-KV decoding (arXiv 2311.01282).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Finite, so that a part with no key at all merges as weight zero instead of as NaN.
+MASKED = np.float32(-1e30)
+PRECISION = jax.lax.Precision.HIGHEST
+
+
+class Partial(NamedTuple):
+    """Attention over some of the keys: `out` [..., D] = sum of exp(score - top) * value, float32.
+
+    top: largest score [...]; total: sum of exp(score - top) [...]. Zero keys: out 0, top MASKED, total 0.
+    """
+
+    out: jax.Array
+    top: jax.Array
+    total: jax.Array
+
+
+def merge(*parts: Partial) -> Partial:
+    """The partial result over all the parts' keys together."""
+    top = parts[0].top
+    for part in parts[1:]:
+        top = jnp.maximum(top, part.top)
+    scales = [jnp.exp(part.top - top) for part in parts]
+    out = sum(part.out * s[..., None] for part, s in zip(parts, scales, strict=True))
+    total = sum(part.total * s for part, s in zip(parts, scales, strict=True))
+    return Partial(jnp.asarray(out), top, jnp.asarray(total))
+
+
+def normalise(part: Partial) -> jax.Array:
+    """Attention output [..., D]; zero where there was no key."""
+    return part.out / jnp.where(part.total > 0, part.total, np.float32(1.0))[..., None]
+
+
+def log_sum_exp(part: Partial) -> jax.Array:
+    """Logarithm of the softmax denominator [...]; +inf where there was no key, so that every weight is zero."""
+    return jnp.where(part.total > 0, part.top + jnp.log(part.total), np.float32(np.inf))
+
+
+def scores_of(q: jax.Array, k: jax.Array) -> jax.Array:
+    """Scaled scores [..., N, S], float32, of `q` [..., N, D] against `k` [..., S, D].
+
+    The product is formed keys first and transposed afterwards: the CPU's matrix product streams a long `k` about twice
+    as fast as the left operand, and everything after it wants the keys on the last axis.
+    """
+    raw = jnp.einsum("...sd,...nd->...sn", k, q, precision=PRECISION, preferred_element_type=jnp.float32)
+    raw = jax.lax.optimization_barrier(raw)
+    return jax.lax.optimization_barrier(jnp.swapaxes(raw, -1, -2)) * np.float32(q.shape[-1] ** -0.5)
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Partial:
+    """Partial attention of `q` [..., N, D] over `k`, `v` [..., S, D].
+
+    Args:
+      visible: which keys each query may see; broadcasts against [..., N, S] and has its rank.
+    """
+    scores = jnp.where(visible, scores_of(q, k), MASKED)
+    top = jnp.max(scores, axis=-1)
+    weights = jnp.where(visible, jnp.exp(scores - top[..., None]), np.float32(0.0))
+    out = jnp.einsum(
+        "...ns,...sd->...nd", weights, v.astype(jnp.float32), precision=PRECISION, preferred_element_type=jnp.float32
+    )
+    return Partial(out, top, jnp.sum(weights, axis=-1))

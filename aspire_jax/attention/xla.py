@@ -1,0 +1,184 @@
+"""Mixed-mode attention in plain XLA: the reference, and the path a CPU takes.
+
+Three ways to read the cache, because on a CPU the copies decide:
+  `over_rows`    every row's whole context in one batched product; nothing is copied where rows own consecutive pages.
+  `over_tiles`   a loop over (row, query tile, key block) with work to do; each block is copied once, idle rows and
+                 the unused ends of short rows cost nothing.
+  `over_context` a drafting row's selected pages (compact) and its tail.
+Queries are laid out [Hkv, B, N, D] with N = query tokens x group, query-major.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aspire_jax.attention.softmax import MASKED, Partial, attend, scores_of
+from aspire_jax.cache import block_view, rows_view
+
+
+def heads_first(x: jax.Array) -> jax.Array:
+    """[B, Q, Hkv, G, D] -> [Hkv, B, Q * G, D]."""
+    b, q, h, g, d = x.shape
+    return x.transpose(2, 0, 1, 3, 4).reshape(h, b, q * g, d)
+
+
+def rows_first(part: Partial, queries: int) -> Partial:
+    """A partial over [Hkv, B, Q * G] as one over [B, Q, Hkv, G]."""
+    h, b, n = part.top.shape
+    shape = (h, b, queries, n // queries)
+
+    def turn(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x.reshape(*shape, *x.shape[3:]), 0, 2)
+
+    return Partial(*(turn(x) for x in part))
+
+
+def over_rows(
+    q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, lengths: jax.Array, consecutive: bool
+) -> Partial:
+    """Full attention of every row over its committed tokens.
+
+    Args:
+      q: [B, Q, Hkv, G, D].
+      k, v: one layer's pages [Hkv, pages, page_size, D].
+      table: page table [B, P].
+      lengths: committed tokens [B]; 0 for a row with nothing to do.
+
+    Returns:
+      Partial over [B, Q, Hkv, G].
+    """
+    keys, values = rows_view(k, table, consecutive), rows_view(v, table, consecutive)
+    visible = jnp.arange(keys.shape[2])[None, None, None, :] < lengths[None, :, None, None]
+    return rows_first(attend(heads_first(q), keys, values, visible), q.shape[1])
+
+
+class Tiles(NamedTuple):
+    """Work list of `over_tiles`: query tiles in row order, unused entries at the end.
+
+    Attributes:
+      row: [N] row of each tile.
+      first: [N] index of the tile's first query among the row's own.
+      keys: [N] committed tokens to attend over; 0 for an unused tile.
+      of_row: [B] a row's first tile.
+    """
+
+    row: jax.Array
+    first: jax.Array
+    keys: jax.Array
+    of_row: jax.Array
+
+
+def tile(queries: jax.Array, lengths: jax.Array, size: int, capacity: int) -> Tiles:
+    """Cuts each row's `queries` [B] (0: no tile) into tiles of `size` queries; `capacity` bounds their number."""
+    count = (queries + size - 1) // size
+    ends = jnp.cumsum(count)
+    index = jnp.arange(capacity, dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, index, side="right", method="compare_all"), queries.shape[0] - 1)
+    row = row.astype(jnp.int32)
+    of_row = (ends - count).astype(jnp.int32)
+    return Tiles(row, (index - of_row[row]) * size, jnp.where(index < ends[-1], lengths[row], 0), of_row)
+
+
+def over_tiles(
+    q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, tiles: Tiles, block: int, consecutive: bool
+) -> Partial:
+    """Full attention, tile by tile and block by block.
+
+    Args:
+      q: [N, Q, Hkv, G, D] the tiles' queries.
+      k, v: one layer's pages [Hkv, pages, page_size, D].
+      table: page table [B, P].
+      block: keys read at a time, whole pages, at most a row's capacity; blocks are cut at absolute positions.
+
+    Returns:
+      Partial over [N, Q, Hkv, G].
+    """
+    n, queries, heads, group, dim = q.shape
+    columns = queries * group
+    q = q.transpose(0, 2, 1, 3, 4).reshape(n, heads, columns, dim)
+    capacity = table.shape[1] * k.shape[2]
+    blocks = (tiles.keys + block - 1) // block
+    ends = jnp.cumsum(blocks)
+
+    def body(i: jax.Array, done: Partial) -> Partial:
+        t = jnp.sum(i >= ends).astype(jnp.int32)
+        start = (i - (ends[t] - blocks[t])).astype(jnp.int32) * block
+        read_from = jnp.minimum(start, capacity - block)  # the last block of a row may reach back into the one before
+        keys = block_view(k, table, consecutive, tiles.row[t], read_from, block)
+        values = block_view(v, table, consecutive, tiles.row[t], read_from, block)
+        position = read_from + jnp.arange(block, dtype=jnp.int32)
+        visible = ((position >= start) & (position < tiles.keys[t]))[None, None, :]
+        part = attend(q[t], keys, values, visible)
+        old = Partial(*(x[t] for x in done))
+        top = jnp.maximum(old.top, part.top)
+        a, b = jnp.exp(old.top - top), jnp.exp(part.top - top)
+        new = Partial(old.out * a[..., None] + part.out * b[..., None], top, old.total * a + part.total * b)
+        return Partial(*(x.at[t].set(y) for x, y in zip(done, new, strict=True)))
+
+    empty = Partial(
+        jnp.zeros((n, heads, columns, dim), jnp.float32),
+        jnp.full((n, heads, columns), MASKED),
+        jnp.zeros((n, heads, columns), jnp.float32),
+    )
+    total = jnp.sum(blocks).astype(jnp.int32)
+    part = jax.lax.fori_loop(0, total, body, empty)
+
+    def turn(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x.reshape(n, heads, queries, group, *x.shape[3:]), 1, 2)
+
+    return Partial(*(turn(x) for x in part))
+
+
+def over_context(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Partial:
+    """Attention of one query a row over keys of its own.
+
+    Args:
+      q: [B, Hkv, G, D].
+      k, v: [Hkv, B, C, D] compact selected pages, or a tail.
+      visible: [B, C].
+
+    Returns:
+      Partial over [B, Hkv, G].
+    """
+    part = attend(q.swapaxes(0, 1), k, v, visible[None, :, None, :])
+    return Partial(*(x.swapaxes(0, 1) for x in part))
+
+
+def over_new(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Partial:
+    """Attention among the packed tokens of one step, whose keys are not in the cache yet.
+
+    Args:
+      q: [T, Hkv, G, D]; k, v: [T, Hkv, D].
+      visible: [T, T], queries first.
+
+    Returns:
+      Partial over [T, Hkv, G].
+    """
+    t, heads, group, dim = q.shape
+    columns = q.swapaxes(0, 1).reshape(heads, t * group, dim)
+    mask = jnp.repeat(visible, group, axis=0, total_repeat_length=t * group)[None]
+    part = attend(columns, k.swapaxes(0, 1), v.swapaxes(0, 1), mask)
+    return Partial(*(x.reshape(heads, t, group, *x.shape[2:]).swapaxes(0, 1) for x in part))
+
+
+def weights_of(
+    q: jax.Array, lse: jax.Array, k: jax.Array, table: jax.Array, lengths: jax.Array, consecutive: bool
+) -> jax.Array:
+    """Softmax weights of committed tokens under a known denominator.
+
+    Args:
+      q: [B, Q, Hkv, G, D]; lse: log-sum-exp over all keys, also those outside the cache [B, Q, Hkv, G].
+      k: one layer's pages; lengths: committed tokens [B].
+
+    Returns:
+      [B, Q, Hkv, G, S] float32.
+    """
+    b, queries, heads, group, _ = q.shape
+    scores = scores_of(heads_first(q), rows_view(k, table, consecutive))
+    scores = scores.reshape(heads, b, queries, group, -1).transpose(1, 2, 0, 3, 4)
+    visible = jnp.arange(scores.shape[-1])[None] < lengths[:, None]
+    return jnp.where(visible[:, None, None, None, :], jnp.exp(scores - lse[..., None]), np.float32(0.0))

@@ -1,0 +1,209 @@
+"""The engine's static configuration and its state: everything the loop carries, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from aspire_jax import cache as kv
+from aspire_jax.config import ModelConfig
+from aspire_jax.context import ContextPolicy, Plan
+from aspire_jax.costs import TERMS, CostModel
+from aspire_jax.draft_length import DraftLengthPolicy
+from aspire_jax.shapes import Shapes
+
+RUNNING, STOP, LENGTH = 0, 1, 2
+# Keys the tile loop reads at a time, at most: smaller blocks cost more than they save on a CPU.
+_BLOCK = 2048
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Static configuration; hashable, the static argument of every jitted function here.
+
+    Attributes:
+      config: the model.
+      context, draft_length: the method's two policies.
+      batch: slots B.
+      capacity: tokens a slot can hold, prompt and completion; whole pages.
+      max_new: size of a slot's output buffer in tokens.
+      max_stop: stop tokens a request may name.
+      page_size: tokens a page.
+      consecutive: the promise that each row owns consecutive pages, so that its cache reads as one view.
+      unrolled: layers as a Python loop with a cache leaf each (fast on a CPU), or under `lax.scan` (small programs).
+      dense: batched step shapes exist (see `shapes.Shapes`).
+      mixed: rows may draft and verify in one step.
+      dtype: name of the cache's dtype.
+    """
+
+    config: ModelConfig
+    context: ContextPolicy
+    draft_length: DraftLengthPolicy
+    batch: int
+    capacity: int
+    max_new: int
+    max_stop: int = 8
+    page_size: int = 16
+    consecutive: bool = True
+    unrolled: bool = True
+    dense: bool = True
+    mixed: bool = True
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1 or self.capacity % self.page_size:
+            raise ValueError(f"capacity: {self.capacity}, expected whole pages of {self.page_size} tokens")
+
+    @property
+    def plan(self) -> Plan:
+        return self.context.plan(self.config)
+
+    @property
+    def d_max(self) -> int:
+        return self.draft_length.d_max
+
+    @property
+    def pages(self) -> int:
+        """Pages of a row."""
+        return self.capacity // self.page_size
+
+    @property
+    def block(self) -> int:
+        """Keys the tile loop reads at a time."""
+        return min(self.capacity, _BLOCK // self.page_size * self.page_size)
+
+    @property
+    def selected(self) -> int:
+        """Pages a row may select."""
+        return self.context.capacity(self.pages)
+
+    @property
+    def tile(self) -> int:
+        """Query tokens of a tile: 16 query rows fill the CPU's vector registers."""
+        return max(1, 16 // self.config.group)
+
+    @property
+    def shapes(self) -> Shapes:
+        return Shapes(
+            batch=self.batch,
+            d_max=self.d_max,
+            capacity=self.capacity,
+            block=self.block,
+            dense=self.dense,
+            refreshes=len(self.plan.refresh_layers) / self.config.n_layers,
+            mixed=self.mixed,
+        )
+
+
+@flax.struct.dataclass
+class Slots:
+    """Requests in flight, one a row. A free slot is inactive.
+
+    Attributes:
+      table: [B, P] page table.
+      length: [B] committed tokens, whose keys and values are in the cache.
+      pending: [B] the last token emitted (or the prompt's last), not in the cache yet.
+      drafts: [B, d_max] drafted tokens; drafted: [B] how many of them count.
+      fresh: [B] bool, nothing of this request was measured yet: it must verify first.
+      stale: [B] bool, the compact context no longer matches the selection.
+      active: [B] bool; reason: [B] RUNNING, STOP or LENGTH.
+      out: [B, max_new] tokens emitted; margin: [B, max_new] float32, how far their logit lay above the second best;
+        emitted: [B] how many.
+      max_new: [B] tokens the request may emit; stop: [B, max_stop] stop tokens, -1 where unused.
+      steps, drafted_total, accepted_total, verifications: [B] counts since admission.
+    """
+
+    table: jax.Array
+    length: jax.Array
+    pending: jax.Array
+    drafts: jax.Array
+    drafted: jax.Array
+    fresh: jax.Array
+    stale: jax.Array
+    active: jax.Array
+    reason: jax.Array
+    out: jax.Array
+    margin: jax.Array
+    emitted: jax.Array
+    max_new: jax.Array
+    stop: jax.Array
+    steps: jax.Array
+    drafted_total: jax.Array
+    accepted_total: jax.Array
+    verifications: jax.Array
+
+
+@flax.struct.dataclass
+class State:
+    """Everything the loop carries. Donate it: the cache is updated in place.
+
+    Attributes:
+      cache: committed keys and values.
+      tail: those of the tokens drafted since the last verification.
+      compact: the selected pages of each row, copied together: k, v per layer [Hkv, B, selected * page_size, D].
+      selection: [n_sets, B, selected] positions in the page table, -1 where unused.
+      slots: the requests.
+      context, draft_length: the policies' states.
+      cost: the cost model the draft-length policy plans with.
+      work: [4] work done since the host last read it; shape_steps: [number of shapes] int32, steps by shape likewise.
+    """
+
+    cache: kv.KVCache
+    tail: kv.Tail
+    compact: kv.KVCache
+    selection: jax.Array
+    slots: Slots
+    context: Any
+    draft_length: Any
+    cost: CostModel
+    work: jax.Array
+    shape_steps: jax.Array
+
+
+def init(engine: Engine, cost: CostModel) -> State:
+    """The state of an engine with all slots free."""
+    b, c, dtype = engine.batch, engine.config, jnp.dtype(engine.dtype)
+
+    def pair(middle: tuple[int, ...]) -> tuple[kv.Leaves, kv.Leaves]:
+        k, v = (kv.zeros(c, middle, dtype, engine.unrolled) for _ in range(2))
+        return k, v
+
+    def ints(*shape: int) -> jax.Array:
+        return jnp.zeros((b, *shape), jnp.int32)
+
+    slots = Slots(
+        table=kv.consecutive_table(b, engine.pages),
+        length=ints(),
+        pending=ints(),
+        drafts=ints(engine.d_max),
+        drafted=ints(),
+        fresh=jnp.ones((b,), bool),
+        stale=jnp.ones((b,), bool),
+        active=jnp.zeros((b,), bool),
+        reason=ints(),
+        out=ints(engine.max_new),
+        margin=jnp.zeros((b, engine.max_new), jnp.float32),
+        emitted=ints(),
+        max_new=ints(),
+        stop=ints(engine.max_stop) - 1,
+        steps=ints(),
+        drafted_total=ints(),
+        accepted_total=ints(),
+        verifications=ints(),
+    )
+    return State(
+        cache=kv.KVCache(*pair((b * engine.pages, engine.page_size))),
+        tail=kv.Tail(*pair((b, engine.d_max))),
+        compact=kv.KVCache(*pair((b, engine.selected * engine.page_size))),
+        selection=jnp.full((engine.plan.n_sets, b, engine.selected), -1, jnp.int32),
+        slots=slots,
+        context=engine.context.init(c, b, engine.pages),
+        draft_length=engine.draft_length.init(b),
+        cost=cost,
+        work=jnp.zeros((TERMS,), jnp.float32),
+        shape_steps=jnp.zeros((len(engine.shapes.all),), jnp.int32),
+    )

@@ -1,0 +1,294 @@
+"""The mixed forward: drafting and verifying rows side by side through the same layers.
+
+Reads the cache as the last step left it and treats this step's keys and values as a further part of the softmax; they
+are written once, by the caller, after the last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aspire_jax import cache as kv
+from aspire_jax import model, rope
+from aspire_jax.attention import xla
+from aspire_jax.attention.softmax import Partial, attend, log_sum_exp, merge, normalise
+from aspire_jax.context import Scores
+from aspire_jax.engine import Engine, State
+from aspire_jax.params import Params
+from aspire_jax.shapes import Shape
+
+
+class Batch(NamedTuple):
+    """The step's tokens, packed.
+
+    Attributes:
+      drafting: [B] bool; queries: [B] query tokens of each row, 0 where idle.
+      row, query: [T] each token's row, and its number among the row's query tokens.
+      first: [B] packed index of a row's first token.
+      valid: [T] bool, false for padding.
+      token, position: [T].
+    """
+
+    drafting: jax.Array
+    queries: jax.Array
+    row: jax.Array
+    query: jax.Array
+    first: jax.Array
+    valid: jax.Array
+    token: jax.Array
+    position: jax.Array
+
+
+class Forward(NamedTuple):
+    """What the layers produced.
+
+    Attributes:
+      x: [T, d_model] residual stream after the last layer.
+      k, v: the tokens' keys and values, per layer [T, Hkv, D] (stacked where layers are scanned).
+      scores: page scores at the plan's layers, or None where the plan measures none in such a step.
+      context: the context policy's state (changed where selections are served within the step).
+      selection: as in the state.
+    """
+
+    x: jax.Array
+    k: kv.Leaves
+    v: kv.Leaves
+    scores: Scores | None
+    context: Any
+    selection: jax.Array
+
+
+def pack(engine: Engine, state: State, drafting: jax.Array, queries: jax.Array, shape: Shape) -> Batch:
+    """Lays the rows' query tokens side by side: a draft's last token, a verification's pending token and drafts."""
+    s, b = state.slots, engine.batch
+    if shape.kind == "packed":
+        ends = jnp.cumsum(queries)
+        index = jnp.arange(shape.tokens, dtype=jnp.int32)
+        row = jnp.sum(index[:, None] >= ends[None, :], axis=1).astype(jnp.int32)
+        valid, row = row < b, jnp.minimum(row, b - 1)
+        first = (ends - queries).astype(jnp.int32)
+        query = jnp.where(valid, index - first[row], 0)
+    else:
+        row = jnp.repeat(jnp.arange(b, dtype=jnp.int32), shape.queries, total_repeat_length=shape.tokens)
+        first = jnp.arange(b, dtype=jnp.int32) * shape.queries
+        query = jnp.arange(shape.tokens, dtype=jnp.int32) - first[row]
+        valid = query < queries[row]
+    tokens = jnp.concatenate([s.pending[:, None], s.drafts], axis=1)  # [B, d_max + 1]
+    place = jnp.where(drafting[row], s.drafted[row], jnp.minimum(query, engine.d_max))
+    return Batch(drafting, queries, row, query, first, valid, tokens[row, place], s.length[row] + place)
+
+
+def page_mass(weights: jax.Array, heads: str, page_size: int, count: jax.Array) -> jax.Array:
+    """Page scores from token weights [B, Q, Hkv, G, S]: heads combined, summed over each page, mean of the queries.
+
+    `count` [B] says how many of the Q queries of a row are distinct (they are repeated where fewer). Returns [B, P],
+    or [B, Hkv, P] for `heads` "kv".
+    """
+    token = {
+        "max": lambda w: jnp.max(w, axis=(2, 3)),
+        "mean": lambda w: jnp.mean(w, axis=(2, 3)),
+        "kv": lambda w: jnp.mean(w, axis=3),
+    }[heads](weights)
+    pages = token.reshape(*token.shape[:-1], -1, page_size).sum(axis=-1)
+    return jnp.mean(pages, axis=1)
+
+
+class _Attention:
+    """Attention of one step: what is the same for all layers is computed once, here."""
+
+    def __init__(self, engine: Engine, state: State, batch: Batch, shape: Shape) -> None:
+        self.engine, self.state, self.batch, self.shape = engine, state, batch, shape
+        s = state.slots
+        self.lengths = jnp.where(batch.queries > 0, s.length, 0)
+        slot = jnp.arange(engine.d_max, dtype=jnp.int32)[None]
+        self.tail_now = slot == s.drafted[:, None]  # [B, tail] where this step's draft token goes
+        self.tail_seen = slot <= s.drafted[:, None]
+        if shape.kind == "packed":
+            causal = (batch.query[:, None] >= batch.query[None, :]) & (batch.row[:, None] == batch.row[None, :])
+            verifying = ~batch.drafting[batch.row] & batch.valid
+            self.new_seen = causal & verifying[None, :] & verifying[:, None]
+            most = engine.batch + shape.tokens // engine.tile
+            self.tiles = [
+                xla.tile(jnp.where(skip, 0, batch.queries), self.lengths, engine.tile, most)
+                for skip in (batch.drafting, jnp.zeros_like(batch.drafting))
+            ]
+
+    def page_visible(self, selection: jax.Array) -> jax.Array:
+        """[B, k * page_size]: committed tokens of the selected pages."""
+        size = self.engine.page_size
+        position = selection[:, :, None] * size + jnp.arange(size, dtype=jnp.int32)[None, None]
+        seen = (selection >= 0)[:, :, None] & (position < self.state.slots.length[:, None, None])
+        return seen.reshape(selection.shape[0], -1)
+
+    def sparse(self, q: jax.Array, layer: int | jax.Array, served: jax.Array | None, set_index: Any) -> Partial:
+        """Drafting rows over their selected pages. q: [B, Hkv, G, D]. `served`: a selection made in this step."""
+        state = self.state
+        if served is None:
+            selection = state.selection[set_index]
+            k, v = kv.leaf(state.compact.k, layer), kv.leaf(state.compact.v, layer)
+        else:
+            selection = served[set_index]
+            k, v = (
+                kv.selected_view(kv.leaf(x, layer), state.slots.table, selection)
+                for x in (state.cache.k, state.cache.v)
+            )
+        return xla.over_context(q, k, v, self.page_visible(selection))
+
+    def recent(self, q: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array) -> Partial:
+        """Drafting rows over their tail and themselves. q: [B, Hkv, G, D]; k, v: [B, Hkv, D]."""
+        now = self.tail_now[None, :, :, None]
+        tails = (kv.leaf(self.state.tail.k, layer), kv.leaf(self.state.tail.v, layer))
+        tk, tv = (jnp.where(now, new.swapaxes(0, 1)[:, :, None], old) for new, old in zip((k, v), tails, strict=True))
+        return xla.over_context(q, tk, tv, self.tail_seen)
+
+    def whole(self, q: jax.Array, layer: int | jax.Array) -> Partial:
+        """Rows of equal query count over their whole committed context. q: [B, Q, Hkv, G, D]."""
+        c, s = self.state.cache, self.state.slots
+        k, v = kv.leaf(c.k, layer), kv.leaf(c.v, layer)
+        return xla.over_rows(q, k, v, s.table, self.lengths, self.engine.consecutive)
+
+    def among_new(self, q: jax.Array, k: jax.Array, v: jax.Array) -> Partial:
+        """Equal rows' new tokens among themselves. q: [B, Q, Hkv, G, D]; k, v: [B, Q, Hkv, D]."""
+        queries = q.shape[1]
+        causal = jnp.tril(jnp.ones((queries, queries), bool))
+        causal = jnp.repeat(causal, q.shape[3], axis=0, total_repeat_length=queries * q.shape[3])
+        part = attend(xla.heads_first(q), k.transpose(2, 0, 1, 3), v.transpose(2, 0, 1, 3), causal[None, None])
+        return xla.rows_first(part, queries)
+
+    def tiled(self, q: jax.Array, layer: int | jax.Array, with_drafts: bool) -> Partial:
+        """Packed rows over their whole committed context. q: [T, Hkv, G, D]."""
+        b, e, s = self.batch, self.engine, self.state.slots
+        tiles = self.tiles[int(with_drafts)]
+        index = b.first[tiles.row] + tiles.first
+        index = jnp.clip(index[:, None] + jnp.arange(e.tile, dtype=jnp.int32)[None], 0, q.shape[0] - 1)
+        k, v = kv.leaf(self.state.cache.k, layer), kv.leaf(self.state.cache.v, layer)
+        part = xla.over_tiles(q[index], k, v, s.table, tiles, e.block, e.consecutive)
+        of_token = jnp.minimum(tiles.of_row[b.row] + b.query // e.tile, tiles.row.shape[0] - 1)
+        return Partial(*(x[of_token, b.query % e.tile] for x in part))
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array, set_index: Any, refresh: bool, served: Any
+    ) -> Partial:
+        """All packed tokens' attention in one layer, unnormalised. q: [T, Hkv, G, D]; k, v: [T, Hkv, D]."""
+        e, b = self.engine, self.batch
+        if self.shape.kind == "draft":
+            near = self.recent(q, k, v, layer)
+            if refresh:
+                far = Partial(*(x[:, 0] for x in self.whole(q[:, None], layer)))
+            else:
+                far = self.sparse(q, layer, served, set_index)
+            return merge(far, near)
+        if self.shape.kind == "dense":
+            rows = (e.batch, self.shape.queries)
+            qr, kr, vr = (x.reshape(*rows, *x.shape[1:]) for x in (q, k, v))
+            part = merge(self.whole(qr, layer), self.among_new(qr, kr, vr))
+            return Partial(*(x.reshape(-1, *x.shape[2:]) for x in part))
+        far, near = self.tiled(q, layer, refresh), xla.over_new(q, k, v, self.new_seen)
+        if not e.d_max:
+            return merge(far, near)
+        qd, kd, vd = q[b.first], k[b.first], v[b.first]
+        far_draft = self.sparse(qd, layer, served, set_index) if not refresh else None
+        near_draft = self.recent(qd, kd, vd, layer)
+        pick = b.drafting[b.row]
+
+        def choose(drafts: Partial, verifies: Partial) -> Partial:
+            def where(x: jax.Array, y: jax.Array) -> jax.Array:
+                return jnp.where(pick.reshape(-1, *(1,) * (y.ndim - 1)), x[b.row], y)
+
+            return Partial(*(where(x, y) for x, y in zip(drafts, verifies, strict=True)))
+
+        if far_draft is not None:
+            far = choose(far_draft, far)
+        return merge(far, choose(near_draft, near))
+
+    def mass(self, q: jax.Array, part: Partial, layer: int | jax.Array) -> jax.Array:
+        """Page scores of every acting row, from its first and its last query token. part: over [T, Hkv, G]."""
+        b, s = self.batch, self.state.slots
+        last = b.first + jnp.maximum(b.queries - 1, 0)
+        ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
+        ends = jnp.minimum(ends, q.shape[0] - 1)
+        weights = xla.weights_of(
+            q[ends], log_sum_exp(part)[ends], kv.leaf(self.state.cache.k, layer), s.table, self.lengths,
+            self.engine.consecutive,
+        )  # fmt: skip
+        return page_mass(weights, self.engine.plan.heads, self.engine.page_size, b.queries)
+
+
+def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: Shape) -> Forward:
+    """Runs the packed tokens through all layers."""
+    c, plan = engine.config, engine.plan
+    attention = _Attention(engine, state, batch, shape)
+    acting = batch.queries > 0
+    drafts, verifies = acting & batch.drafting, acting & ~batch.drafting
+    measured: set[int] = set()
+    if shape.kind != "dense":
+        measured |= set(plan.refresh_layers)
+    if shape.kind != "draft" and engine.d_max:
+        measured |= set(plan.verify_layers)
+    refreshing = plan.refresh_layers if shape.kind != "dense" and engine.d_max else ()
+    cos_sin = rope.rotation(c.rope, c.head_dim, c.max_length, batch.position)
+    x = params["embed"][batch.token]
+    ks, vs, masses = [], [], {}
+    context, served = state.context, None
+    for start, stop in segments(c.n_layers, measured | set(refreshing), engine.unrolled):
+        if stop - start > 1 and not engine.unrolled:
+            x, (k, v) = _scanned(engine, params, attention, x, cos_sin, start, stop, served)
+            ks.append(k)
+            vs.append(v)
+            continue
+        for layer in range(start, stop):
+            weights = model.layer_of(params, layer)
+            q, k, v = model.project(c, weights, x, cos_sin)
+            part = attention.attend(q, k, v, _index(engine, layer), plan.sets[layer], layer in refreshing, served)
+            if layer in measured:
+                masses[layer] = attention.mass(q, part, _index(engine, layer))
+            if layer in refreshing and plan.same_step:
+                scores = Scores((layer,), masses[layer][None], drafts[None])
+                context = engine.context.observe(context, scores)
+                served = engine.context.select(context, state.slots.length, engine.page_size)
+            x = model.finish(c, weights, x, normalise(part))
+            ks.append(k if engine.unrolled else k[None])
+            vs.append(v if engine.unrolled else v[None])
+    scores = None
+    if masses:
+        layers = tuple(sorted(masses))
+        none = jnp.zeros_like(acting)
+        rows = [
+            (verifies if i in plan.verify_layers else none) | (drafts if i in refreshing else none) for i in layers
+        ]
+        scores = Scores(layers, jnp.stack([masses[i] for i in layers]), jnp.stack(rows))
+    join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
+    return Forward(x, join(ks), join(vs), scores, context, state.selection if served is None else served)
+
+
+def segments(n_layers: int, special: set[int], unrolled: bool) -> list[tuple[int, int]]:
+    """Runs of layers [start, stop) between the special ones, each of which stands alone."""
+    if unrolled:
+        return [(0, n_layers)]
+    cuts = sorted({0, n_layers} | {i for s in special for i in (s, s + 1)})
+    return [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+
+
+def _index(engine: Engine, layer: int) -> int | jax.Array:
+    return layer if engine.unrolled else jnp.int32(layer)
+
+
+def _scanned(
+    engine: Engine, params: Params, attention: _Attention, x: jax.Array, cos_sin: jax.Array, start: int, stop: int, served: Any
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Layers [start, stop), none of them measured, under one scan."""
+    c = engine.config
+    sets = jnp.asarray(np.asarray(engine.plan.sets, np.int32))
+
+    def step(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        weights = model.layer_of(params, layer)
+        q, k, v = model.project(c, weights, x, cos_sin)
+        part = attention.attend(q, k, v, layer, sets[layer], False, served)
+        return model.finish(c, weights, x, normalise(part)), (k, v)
+
+    return jax.lax.scan(step, x, jnp.arange(start, stop, dtype=jnp.int32))

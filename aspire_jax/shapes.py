@@ -1,0 +1,120 @@
+"""Step shapes: the few static forms a step can take, and which one a given step needs.
+
+A step's cost is a staircase in its width, so the schedulers ask this module for the same stairs the engine climbs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aspire_jax import costs
+
+# Query tokens a row may bring to a step; a verification of d drafts brings d + 1.
+QUERY_STAIRS = (1, 2, 3, 4, 5, 8, 12, 17, 24, 33)
+# Packed tokens per row of the batch.
+PACKED_STAIRS = (1, 2, 4, 9, 17, 33)
+# Reading a block through the tile loop costs this many times what it costs in the batched product (measured on the
+# CPU, where the loop copies each block first; see docs/architecture.md).
+LOOP_PENALTY = 1.7
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One static form of a step.
+
+    Attributes:
+      kind: "draft": every acting row drafts; "dense": every acting row verifies, the same number of query tokens is
+        computed for all; "packed": any mixture, tokens packed side by side.
+      tokens: packed tokens T.
+      queries: most query tokens a row may bring.
+    """
+
+    kind: Literal["draft", "dense", "packed"]
+    tokens: int
+    queries: int
+
+
+def stairs(values: tuple[int, ...], last: int) -> tuple[int, ...]:
+    """The values below `last`, and `last`."""
+    return (*(v for v in values if v < last), last)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """All shapes of an engine.
+
+    Attributes:
+      batch: rows B.
+      d_max: most drafts a row may hold; 0 where nothing is drafted.
+      capacity: tokens a row's page table holds.
+      block: keys the tile loop reads at a time.
+      dense: whether batched shapes exist (they are for implementations that gain from them).
+      refreshes: share of the layers that read the full context while drafting.
+      mixed: whether rows may draft and verify in one step.
+    """
+
+    batch: int
+    d_max: int
+    capacity: int
+    block: int
+    dense: bool
+    refreshes: float
+    mixed: bool
+
+    @property
+    def all(self) -> tuple[Shape, ...]:
+        """The shapes in order of preference within a kind; `choose` returns an index into them."""
+        b, most = self.batch, self.d_max + 1
+        shapes = [Shape("draft", b, 1)] if self.d_max and self.dense else []
+        if self.dense:
+            shapes += [Shape("dense", b * q, q) for q in stairs(QUERY_STAIRS, most)]
+        shapes += [Shape("packed", b * q, most) for q in stairs(PACKED_STAIRS, most)]
+        return tuple(shapes)
+
+    def choose(self, drafting: jax.Array, queries: jax.Array, lengths: jax.Array) -> jax.Array:
+        """Index of the cheapest shape that holds the step.
+
+        Args:
+          drafting: [B] bool.
+          queries: query tokens of each row [B], 0 for idle rows.
+          lengths: committed tokens [B].
+        """
+        total, most = jnp.sum(queries), jnp.max(queries)
+        verifying = (queries > 0) & ~drafting
+        loop_read = jnp.sum(jnp.where(verifying, self._blocks(lengths), 0).astype(jnp.float32))
+        in_one = np.float32(self.batch * self.capacity) <= np.float32(LOOP_PENALTY) * loop_read
+        only_drafts, no_drafts = ~jnp.any(verifying), ~jnp.any(drafting)
+        fits = []
+        for s in self.all:
+            if s.kind == "draft":
+                fits.append(only_drafts)
+            elif s.kind == "dense":
+                fits.append(no_drafts & in_one & (most <= s.queries))
+            else:
+                fits.append(total <= s.tokens)
+        return jnp.argmax(jnp.stack(fits)).astype(jnp.int32)
+
+    def work(self, index: jax.Array, drafting: jax.Array, queries: jax.Array, lengths: jax.Array, selected: jax.Array):
+        """Work [4] (see `costs.work`) of a step of shape `index`; `selected` [B] counts tokens a draft may read."""
+        width = jnp.asarray([s.tokens for s in self.all], jnp.float32)[index]
+        dense = jnp.asarray([s.queries if s.kind == "dense" else 0 for s in self.all], jnp.float32)[index]
+        verifying = (queries > 0) & ~drafting
+        context = jnp.where(drafting, selected + np.float32(self.refreshes) * lengths.astype(jnp.float32), 0.0)
+        blocks = jnp.where(verifying, self._blocks(lengths), 0).astype(jnp.float32)
+        penalty = np.float32(LOOP_PENALTY if self.dense else 1.0)
+        loop_read, loop_pairs = jnp.sum(blocks) * penalty, jnp.sum(blocks * queries.astype(jnp.float32)) * penalty
+        rows = np.float32(self.batch * self.capacity)
+        read = jnp.where(dense > 0, rows, loop_read) + jnp.sum(context)
+        return costs.work(width, read, jnp.where(dense > 0, rows * dense, loop_pairs) + jnp.sum(context))
+
+    def forecast(self, drafting: jax.Array, queries: jax.Array, lengths: jax.Array, selected: jax.Array) -> jax.Array:
+        """Work [4] of the step in which rows act as given."""
+        return self.work(self.choose(drafting, queries, lengths), drafting, queries, lengths, selected)
+
+    def _blocks(self, lengths: jax.Array) -> jax.Array:
+        return (lengths + self.block - 1) // self.block * self.block

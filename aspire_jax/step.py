@@ -1,0 +1,252 @@
+"""The step: decide which rows verify, run the mixed forward, resolve what it says. And the loop around it.
+
+    decide    each row drafts one token, verifies its drafts, or waits; the step takes the cheapest shape that fits
+    forward   all rows' tokens through one forward (forward.py)
+    resolve   drafting rows keep their token; verifying rows commit the accepted prefix and one token of the target
+
+Source: ASPIRE, arXiv 2609.17943, section 3.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aspire_jax import cache as kv
+from aspire_jax import model
+from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, Outcome, View
+from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, State
+from aspire_jax.forward import Batch, Forward, forward, pack
+from aspire_jax.params import Params
+from aspire_jax.shapes import Shape
+
+
+def step(engine: Engine, params: Params, state: State) -> State:
+    """One step of every active row."""
+    view = _view(engine, state)
+    drafting, queries = _decide(engine, state, view)
+    shapes = engine.shapes
+    index = shapes.choose(drafting, queries, view.lengths)
+    work = shapes.work(index, drafting, queries, view.lengths, view.selected)
+    plain = shapes.forecast(jnp.zeros_like(drafting), view.active.astype(jnp.int32), view.lengths, view.selected)
+    branches = [functools.partial(_in_shape, engine, shape) for shape in shapes.all]
+    after, resolved = jax.lax.switch(index, branches, params, state, drafting, queries)
+    outcome = Outcome(
+        verified=(queries > 0) & ~drafting,
+        drafts=jnp.where((queries > 0) & ~drafting, state.slots.drafted, 0),
+        accepted=resolved.accepted,
+        emitted=resolved.emitted,
+        confidence=resolved.confidence,
+        seconds=state.cost.seconds(work),
+        plain_seconds=state.cost.seconds(plain),
+        active=view.active,
+    )
+    return after.replace(
+        draft_length=engine.draft_length.update(state.draft_length, outcome),
+        work=state.work + work,
+        shape_steps=state.shape_steps.at[index].add(1),
+    )
+
+
+def run(engine: Engine, params: Params, state: State, max_steps: jax.Array, until_finished: jax.Array) -> State:
+    """Steps until no row is active, `max_steps` are done, or more than `until_finished` rows have become inactive.
+
+    Args:
+      max_steps: scalar int32.
+      until_finished: scalar int32; the loop ends once more rows than this have finished since it began, so that the
+        host can refill their slots. `engine.batch` never ends it early.
+    """
+    at_start = jnp.sum(state.slots.active)
+
+    def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
+        done, s = carry
+        active = jnp.sum(s.slots.active)
+        return (done < max_steps) & (active > 0) & (at_start - active <= until_finished)
+
+    def body(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
+        return carry[0] + 1, step(engine, params, carry[1])
+
+    return jax.lax.while_loop(goes_on, body, (jnp.int32(0), state))[1]
+
+
+def _view(engine: Engine, state: State) -> View:
+    s = state.slots
+    left = jnp.minimum(s.max_new - s.emitted - 1, engine.capacity - s.length - 1)
+    limit = jnp.where(s.fresh, 0, jnp.clip(left, 0, engine.d_max))
+    selected = jnp.mean(jnp.sum(state.selection >= 0, axis=-1).astype(jnp.float32), axis=0)  # [B] pages
+    selected = jnp.minimum(selected * np.float32(engine.page_size), s.length.astype(jnp.float32))
+    return View(s.active, s.drafted, limit, s.length, selected, state.cost, engine.shapes)
+
+
+def _decide(engine: Engine, state: State, view: View) -> tuple[jax.Array, jax.Array]:
+    """Which rows draft [B] bool, and each row's query tokens [B]: 1, d + 1, or 0 where it waits."""
+    action = engine.draft_length.decide(state.draft_length, view)
+    action = jnp.where((action == DRAFT) & (view.drafted >= view.limit), VERIFY, action)
+    action = jnp.where(view.active, action, IDLE)
+    drafting = action == DRAFT
+    queries = jnp.where(drafting, 1, jnp.where(action == VERIFY, view.drafted + 1, 0))
+    return drafting, queries.astype(jnp.int32)
+
+
+class _Resolved(NamedTuple):
+    """Per row [B]: drafts accepted, tokens emitted, top probability of a new draft."""
+
+    accepted: jax.Array
+    emitted: jax.Array
+    confidence: jax.Array
+
+
+def _in_shape(
+    engine: Engine, shape: Shape, params: Params, state: State, drafting: jax.Array, queries: jax.Array
+) -> tuple[State, _Resolved]:
+    """The step in one static shape: forward, then resolve."""
+    if shape.kind != "dense" and engine.d_max:
+        state = _renew(engine, state, drafting)
+    batch = pack(engine, state, drafting, queries, shape)
+    out = forward(engine, params, state, batch, shape)
+    logits = model.unembed(engine.config, params, out.x)  # [T, V]
+    target = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    top = jnp.max(logits, axis=-1)
+    state = _write(engine, state, batch, out, shape)
+    accepted = emitted = jnp.zeros((engine.batch,), jnp.int32)
+    confidence = jnp.zeros((engine.batch,), jnp.float32)
+    if shape.kind != "dense" and engine.d_max:
+        lse = jax.nn.logsumexp(logits[batch.first], axis=-1)
+        confidence = jnp.where(drafting, jnp.exp(top[batch.first] - lse), np.float32(0.0))
+        state = _keep_draft(state, batch, target)
+    if shape.kind != "draft":
+        is_top = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) == target[:, None]
+        margin = top - jnp.max(jnp.where(is_top, -jnp.inf, logits), axis=-1)
+        state, accepted, emitted = _commit(engine, state, batch, target, margin)
+    state = _select(engine, state, batch, out, shape)
+    moved = state.slots.steps + (queries > 0).astype(jnp.int32)
+    return state.replace(slots=state.slots.replace(steps=moved)), _Resolved(accepted, emitted, confidence)
+
+
+def _renew(engine: Engine, state: State, drafting: jax.Array) -> State:
+    """Copies the selected pages afresh where a row is about to draft from an outdated copy."""
+    stale = state.slots.stale & drafting
+
+    def gather(state: State) -> kv.KVCache:
+        def one(leaves: kv.Leaves, layer: int, set_index: int) -> jax.Array:
+            pages = kv.leaf(leaves, layer if engine.unrolled else jnp.int32(layer))
+            return kv.selected_view(pages, state.slots.table, state.selection[set_index])
+
+        def all_layers(leaves: kv.Leaves) -> kv.Leaves:
+            copies = [one(leaves, i, j) for i, j in enumerate(engine.plan.sets)]
+            return tuple(copies) if engine.unrolled else jnp.stack(copies)
+
+        return kv.KVCache(all_layers(state.cache.k), all_layers(state.cache.v))
+
+    compact = jax.lax.cond(jnp.any(stale), gather, lambda s: s.compact, state)
+    # The copy was made for every row, from each row's current selection and cache: none is outdated now.
+    fresh_copy = jnp.where(jnp.any(stale), False, state.slots.stale)
+    return state.replace(compact=compact, slots=state.slots.replace(stale=fresh_copy))
+
+
+def _write(engine: Engine, state: State, batch: Batch, out: Forward, shape: Shape) -> State:
+    """Verified tokens' keys and values go into the cache, a drafted token's into its row's tail."""
+    s = state.slots
+    if shape.kind != "draft":
+        page = s.table[batch.row, jnp.minimum(batch.position // engine.page_size, engine.pages - 1)]
+        verified = batch.valid & ~batch.drafting[batch.row]
+        page = jnp.where(verified, page, engine.batch * engine.pages)
+        offset = batch.position % engine.page_size
+        cache = kv.KVCache(
+            k=kv.write(state.cache.k, out.k, page, offset), v=kv.write(state.cache.v, out.v, page, offset)
+        )
+        state = state.replace(cache=cache)
+    if shape.kind != "dense" and engine.d_max:
+        row = jnp.arange(engine.batch, dtype=jnp.int32)
+        slot = jnp.where(batch.drafting, s.drafted, engine.d_max)  # out of range: dropped
+
+        def put(leaves: kv.Leaves, new: kv.Leaves) -> kv.Leaves:
+            if isinstance(leaves, tuple):
+                firsts = [n[batch.first].swapaxes(0, 1) for n in new]
+                return tuple(
+                    x.at[:, row, slot].set(n.astype(x.dtype), mode="drop") for x, n in zip(leaves, firsts, strict=True)
+                )
+            firsts = jnp.swapaxes(new[:, batch.first], 1, 2)
+            return leaves.at[:, :, row, slot].set(firsts.astype(leaves.dtype), mode="drop")
+
+        state = state.replace(tail=kv.Tail(k=put(state.tail.k, out.k), v=put(state.tail.v, out.v)))
+    return state
+
+
+def _keep_draft(state: State, batch: Batch, target: jax.Array) -> State:
+    """Appends each drafting row's token to its drafts."""
+    s = state.slots
+    rows = jnp.arange(s.drafted.shape[0], dtype=jnp.int32)
+    at = jnp.where(batch.drafting, s.drafted, s.drafts.shape[1])
+    drafts = s.drafts.at[rows, at].set(target[batch.first], mode="drop")
+    return state.replace(slots=s.replace(drafts=drafts, drafted=s.drafted + batch.drafting.astype(jnp.int32)))
+
+
+def accept_greedy(drafts: jax.Array, drafted: jax.Array, target: jax.Array) -> jax.Array:
+    """Accepted drafts [B]: the longest prefix of each row's drafts [B, d_max] equal to the target's own tokens.
+
+    Args:
+      drafted: how many drafts count [B].
+      target: [B, d_max + 1] the target's token after the pending token and after each draft.
+    """
+    place = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None]
+    same = (drafts == target[:, :-1]) & (place < drafted[:, None])
+    return jnp.sum(jnp.cumprod(same.astype(jnp.int32), axis=1), axis=1)
+
+
+def _commit(
+    engine: Engine, state: State, batch: Batch, target: jax.Array, margin: jax.Array
+) -> tuple[State, jax.Array, jax.Array]:
+    """Verifying rows emit their accepted drafts and the target's next token, up to a stop or their limit."""
+    s = state.slots
+    verified = (batch.queries > 0) & ~batch.drafting
+    place = jnp.arange(engine.d_max + 1, dtype=jnp.int32)[None]
+    index = jnp.minimum(batch.first[:, None] + place, target.shape[0] - 1)
+    tokens, margins = target[index], margin[index]  # [B, d_max + 1]
+    accepted = accept_greedy(s.drafts, s.drafted, tokens)
+    is_stop = jnp.any(tokens[:, :, None] == s.stop[:, None, :], axis=-1)
+    room = jnp.minimum(accepted + 1, s.max_new - s.emitted)
+    before_stop = jnp.min(jnp.where(is_stop, place + 1, engine.d_max + 2), axis=1)  # tokens up to the first stop
+    emitted = jnp.where(verified, jnp.minimum(room, before_stop), 0)
+    stopped = verified & (before_stop <= emitted)
+    ended = verified & (s.emitted + emitted >= s.max_new)
+    slot = jnp.where(place < emitted[:, None], s.emitted[:, None] + place, engine.max_new)
+    rows = jnp.arange(engine.batch, dtype=jnp.int32)[:, None]
+    accepted = jnp.where(verified, jnp.minimum(accepted, emitted), 0)
+    slots = s.replace(
+        out=s.out.at[rows, slot].set(tokens, mode="drop"),
+        margin=s.margin.at[rows, slot].set(margins, mode="drop"),
+        emitted=s.emitted + emitted,
+        length=s.length + emitted,
+        pending=jnp.where(verified, jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], 1)[:, 0], s.pending),
+        drafted=jnp.where(verified, 0, s.drafted),
+        drafted_total=s.drafted_total + jnp.where(verified, s.drafted, 0),
+        accepted_total=s.accepted_total + accepted,
+        verifications=s.verifications + verified.astype(jnp.int32),
+        fresh=s.fresh & ~verified,
+        active=s.active & ~(stopped | ended),
+        reason=jnp.where(stopped, STOP, jnp.where(ended, LENGTH, jnp.where(verified, RUNNING, s.reason))),
+    )
+    return state.replace(slots=slots), accepted, emitted
+
+
+def _select(engine: Engine, state: State, batch: Batch, out: Forward, shape: Shape) -> State:
+    """Hands the step's page scores to the context policy and takes new selections where the plan renews them."""
+    if not engine.d_max:
+        return state
+    acting = batch.queries > 0
+    context = out.context
+    if out.scores is not None and not (shape.kind == "draft" and engine.plan.same_step):
+        context = engine.context.observe(context, out.scores)
+    renewed = acting if engine.plan.renew == "step" else acting & ~batch.drafting
+    if shape.kind == "draft" and engine.plan.renew != "step":
+        return state.replace(context=context)
+    chosen = engine.context.select(context, state.slots.length, engine.page_size)
+    selection = jnp.where(renewed[None, :, None], chosen, state.selection)
+    return state.replace(
+        context=context, selection=selection, slots=state.slots.replace(stale=state.slots.stale | renewed)
+    )
