@@ -15,7 +15,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,9 @@ def load_params(
         one = shardings
         shardings = jax.tree.map(lambda _: one, params_lib.abstract(config, stored))
     want = params_lib.abstract(config, jnp.dtype(dtype or stored), shardings)
+    _check_chunks(folder, leaf_shapes(config))
     try:
-        with ocp.StandardCheckpointer() as checkpointer:
+        with _quiet(), ocp.StandardCheckpointer() as checkpointer:
             restored: Params = checkpointer.restore(folder, want)
     except Exception as error:  # Orbax and TensorStore raise bare Exceptions for damaged data
         raise InputError(f"{folder}: {_first_line(error)}, expected an undamaged checkpoint") from error
@@ -130,8 +131,8 @@ def stored_dtype(path: str | Path, config: ModelConfig) -> jnp.dtype:
       InputError: not a checkpoint, or its tree, a shape or a dtype is not what `config` needs.
     """
     folder = (Path(path) / PARAMS_DIR).absolute()
-    found = _stored_leaves(folder)
     want = leaf_shapes(config)
+    found = _stored_leaves(folder, want)
     for name in want:
         if name not in found:
             raise InputError(f"{folder}: parameter {name} is missing, expected shape {list(want[name])}")
@@ -149,11 +150,16 @@ def stored_dtype(path: str | Path, config: ModelConfig) -> jnp.dtype:
     return jnp.dtype(kinds.pop())
 
 
-def _stored_leaves(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+def _stored_leaves(folder: Path, want: Iterable[str]) -> dict[str, tuple[tuple[int, ...], str]]:
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder, expected an Orbax checkpoint")
+    # Where the description of one array is damaged, Orbax says nothing of the others and its threads print.
+    for name in want if (folder / "_METADATA").is_file() and not _is_ocdbt(folder) else ():
+        if not (folder / name).is_dir():
+            raise InputError(f"{folder}: parameter {name} is missing")
+        _open_array(folder, name)
     try:
-        with ocp.StandardCheckpointer() as checkpointer:
+        with _quiet(), ocp.StandardCheckpointer() as checkpointer:
             metadata = checkpointer.metadata(folder).item_metadata
         tree = getattr(metadata, "tree", metadata)
         leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
@@ -163,6 +169,40 @@ def _stored_leaves(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     if not found:
         raise InputError(f"{folder}: holds no parameters, expected an Orbax checkpoint")
     return found
+
+
+def _open_array(folder: Path, name: str) -> Any:
+    """The TensorStore array of leaf `name`, as `Writer` or Orbax itself stored it.
+
+    Raises:
+      InputError: it is missing or its description is damaged.
+    """
+    store: Mapping[str, Any]
+    if _is_ocdbt(folder):
+        store = {"driver": "ocdbt", "base": f"file://{folder}/", "path": f"{name}/"}
+    else:
+        store = {"driver": "file", "path": str(folder / name)}
+    try:
+        return ts.open({"driver": "zarr", "kvstore": store, "fill_missing_data_reads": False}, open=True).result()
+    except ValueError as error:
+        raise InputError(f"{folder}: parameter {name}: {_first_line(error)}, expected an undamaged array") from error
+
+
+def _check_chunks(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses a checkpoint that lacks a chunk, by name: Orbax would fail in a thread and leave it unfinished."""
+    if _is_ocdbt(folder):
+        return  # few large files, which name each other
+    for name, shape in shapes.items():
+        chunk = _open_array(folder, name).chunk_layout.read_chunk.shape
+        present = {entry.name for entry in (folder / name).iterdir()}
+        for index in np.ndindex(*(-(-size // step) for size, step in zip(shape, chunk, strict=True))):
+            file = ".".join(map(str, index))
+            if file not in present:
+                raise InputError(f"{folder}: parameter {name}: chunk {file} is missing, expected an undamaged array")
+
+
+def _is_ocdbt(folder: Path) -> bool:
+    return (folder / "manifest.ocdbt").exists()
 
 
 class Writer:
@@ -253,19 +293,7 @@ class Reader:
         """Checks tree, shapes and dtypes first, as `load_params` does. `path`: folder that holds `params/`."""
         self.dtype = stored_dtype(path, config)
         self._folder = (Path(path) / PARAMS_DIR).absolute()
-        self._arrays = {name: self._open(name) for name in leaf_shapes(config)}
-
-    def _open(self, name: str) -> Any:
-        store: Mapping[str, Any]
-        if (self._folder / "manifest.ocdbt").exists():
-            store = {"driver": "ocdbt", "base": f"file://{self._folder}/", "path": f"{name}/"}
-        else:
-            store = {"driver": "file", "path": str(self._folder / name)}
-        spec = {"driver": "zarr", "kvstore": store, "fill_missing_data_reads": False}
-        try:
-            return ts.open(spec, open=True).result()
-        except ValueError as error:
-            raise InputError(f"{self._folder}: {name}: {_first_line(error)}") from error
+        self._arrays = {name: _open_array(self._folder, name) for name in leaf_shapes(config)}
 
     def read(self, name: str, layer: int | None = None) -> np.ndarray:
         """Leaf `name` whole, or one layer of a stacked leaf.
@@ -277,7 +305,7 @@ class Reader:
         try:
             return np.asarray((array if layer is None else array[layer]).read().result())
         except ValueError as error:
-            raise InputError(f"{self._folder}: {name}: {_first_line(error)}") from error
+            raise InputError(f"{self._folder}: parameter {name}: {_first_line(error)}") from error
 
 
 def _stacked(name: str) -> bool:

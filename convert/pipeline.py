@@ -56,7 +56,7 @@ def convert(
         _write_params(source, work, dtype, progress)
         files = []
         total = sum(file.stat().st_size for file in source.files)
-        for entry in manifest.digest([*source.files, *used]):
+        for entry in manifest.digest(sorted({*source.files, *used})):
             files.append(entry)
             progress("checksums", min(total, sum(file.size for file in files)), total)
         result = Manifest(

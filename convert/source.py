@@ -14,10 +14,10 @@ from aspire_jax.errors import InputError
 from convert import names
 from convert.gguf_config import gguf_config
 from convert.gguf_file import GgufFile, is_gguf, read_gguf
-from convert.hf_config import CONFIG, read_hf_config
+from convert.hf_config import CONFIG, GENERATION, read_hf_config
 from convert.layouts import llama_gguf_fix
 from convert.names import Part
-from convert.safetensors_file import read_folder
+from convert.safetensors_file import INDEX, read_folder
 from convert.tensors import FLOATS, Tensor
 
 
@@ -47,8 +47,10 @@ class Source:
 
     @property
     def files(self) -> list[Path]:
-        """The files with weights, sorted."""
-        return sorted({tensor.file for tensor in self.parts.values()})
+        """The files with weights, config and index, sorted."""
+        weights = {tensor.file for tensor in self.parts.values()}
+        beside = {self.path / name for name in (CONFIG, GENERATION, INDEX)}
+        return sorted(weights | {file for file in beside if file.is_file()})
 
     @property
     def natural_dtype(self) -> str:

@@ -26,7 +26,7 @@ def write(source: Source, dst: Path) -> list[Path]:
     """
     if source.gguf is not None:
         tokenizer, config = build_tokenizer(source.gguf)
-        tokenizer.save(str(dst / TOKENIZER))
+        (dst / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         (dst / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         return []
     return copy(source.path, dst)
