@@ -338,7 +338,7 @@ def _reserve(folder: Path, size: int = 1 << 20) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences Orbax's log: a warning for every checkpoint that is not OCDBT, tracebacks beside what it raises."""
+    """Silences what Orbax logs: a warning for each checkpoint that is not OCDBT, tracebacks beside what it raises."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
