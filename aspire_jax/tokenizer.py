@@ -12,6 +12,7 @@ from aspire_jax.errors import InputError
 
 Messages = Sequence[Mapping[str, Any]]
 
+_REPLACEMENT = "\ufffd"  # what bytes that are no UTF-8 decode to
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -136,20 +137,22 @@ class Detokenizer:
     The pieces concatenate to what decoding all tokens at once gives (after the prompt), and no piece ends within
     a UTF-8 character: bytes are held back until the character is whole. A token's text depends on its neighbours
     (some tokenizers drop the space of the first word), so each piece is the difference of two decodings that
-    begin a few tokens earlier.
+    begin a few tokens earlier, at the beginning of an earlier piece: a decoding that begins within a character
+    can spoil everything after it.
     """
 
-    _CONTEXT = 8  # tokens of the prompt that matter to the first piece
+    _CONTEXT = 8  # tokens before a piece that may matter to it
     _HELD = 16  # a character has at most four bytes; beyond this the bytes are not UTF-8 and are let go
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special: bool = True) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special
-        self._ids = [int(i) for i in prompt[-self._CONTEXT :]] if len(prompt) else []
-        self._shown = len(self._ids)  # tokens whose text has been given out
+        context, held = self._split([int(i) for i in prompt[-2 * self._CONTEXT :]])
+        self._pieces = [context]  # tokens already shown, piece by piece
+        self._held = held  # not shown yet
 
     def push(self, *ids: int) -> str:
         """Adds tokens; returns the text that is now certain, possibly empty."""
-        self._ids += [int(i) for i in ids]
+        self._held += [int(i) for i in ids]
         return self._take(final=False)
 
     def finish(self) -> str:
@@ -157,13 +160,25 @@ class Detokenizer:
         return self._take(final=True)
 
     def _take(self, final: bool) -> str:
-        before, after = self._decode(self._ids[: self._shown]), self._decode(self._ids)
-        incomplete = after.endswith("\ufffd") and len(self._ids) - self._shown < self._HELD
-        if (incomplete and not final) or len(after) <= len(before):
+        context = [i for piece in self._pieces for i in piece]
+        before, after = self._decode(context), self._decode(context + self._held)
+        incomplete = after.endswith(_REPLACEMENT) and len(self._held) < self._HELD
+        if not self._held or (incomplete and not final) or len(after) <= len(before):
             return ""
-        self._ids = self._ids[-self._CONTEXT :]
-        self._shown = len(self._ids)
+        self._pieces.append(self._held)
+        self._held = []
+        while sum(map(len, self._pieces[1:])) >= self._CONTEXT:
+            del self._pieces[0]
         return after[len(before) :]
+
+    def _split(self, prompt: list[int]) -> tuple[list[int], list[int]]:
+        """The prompt's last whole characters, and the tokens of one that it only begins (the first piece has it)."""
+        for missing in range(4):
+            end = max(0, len(prompt) - missing)
+            for size in range(min(self._CONTEXT, end), end + 1):
+                if _REPLACEMENT not in self._decode(prompt[end - size : end]):
+                    return prompt[end - size : end], prompt[end:]
+        return prompt, []
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special=self._skip)
