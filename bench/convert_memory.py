@@ -1,0 +1,143 @@
+"""Peak memory of a conversion against its bound, on a synthetic checkpoint.
+
+    python -m bench.convert_memory [--gib 2] [--json FILE]
+
+Makes a random Llama-shaped Hugging Face folder in a temporary directory, converts it in a process of its own and
+compares that process's largest resident size with the bound: three times the largest group of tensors (one
+layer's fused projection or the embedding, in the wider of the two dtypes) plus 1 GiB. The whole model is larger
+than the bound, so a converter that held it would show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GIB = 2**30
+D_MODEL, D_FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2048, 5632, 16, 4, 128, 32000
+BYTES = {"bfloat16": 2, "float32": 4}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gib", type=float, default=2.0, help="size of the synthetic checkpoint (bfloat16)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results as JSON; - for standard output alone")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(Path(folder), args.gib)
+    if args.json != "-":
+        for row in results["runs"]:
+            print(
+                f"{row['route']:>30}: peak {row['peak_gib']:.2f} GiB, bound {row['bound_gib']:.2f}, model "
+                f"{row['model_gib']:.2f}, {row['seconds']:.1f} s, {row['gib_per_second']:.2f} GiB/s"
+            )
+    if args.json:
+        text = json.dumps(results, indent=2) + "\n"
+        sys.stdout.write(text) if args.json == "-" else Path(args.json).write_text(text)
+    sys.exit(any(row["peak_gib"] > row["bound_gib"] for row in results["runs"]))
+
+
+def measure(folder: Path, gib: float) -> dict[str, Any]:
+    """Converts a checkpoint of `gib` GiB to bfloat16, to float32, and back to Hugging Face."""
+    layers = write_checkpoint(folder / "hf", gib)
+    runs = [
+        convert(folder / "hf", folder / "bf16", "safetensors bf16 to Orbax bf16", "bfloat16", layers),
+        convert(folder / "bf16", folder / "back", "Orbax bf16 to safetensors", "bfloat16", layers, "--to", "hf"),
+    ]
+    for done in (folder / "bf16", folder / "back"):
+        subprocess.run(["rm", "-r", str(done)], check=True)
+    runs.append(convert(folder / "hf", folder / "f32", "safetensors bf16 to Orbax f32", "float32", layers))
+    hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    return {"command": " ".join(["python -m bench.convert_memory", *sys.argv[1:]]), **hardware, "runs": runs}
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the synthetic model."""
+    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (D_MODEL,),
+        "self_attn.q_proj.weight": (q, D_MODEL),
+        "self_attn.k_proj.weight": (kv, D_MODEL),
+        "self_attn.v_proj.weight": (kv, D_MODEL),
+        "self_attn.o_proj.weight": (D_MODEL, q),
+        "post_attention_layernorm.weight": (D_MODEL,),
+        "mlp.gate_proj.weight": (D_FF, D_MODEL),
+        "mlp.up_proj.weight": (D_FF, D_MODEL),
+        "mlp.down_proj.weight": (D_MODEL, D_FF),
+    }
+    out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, D_MODEL)}
+    for index in range(layers):
+        out |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return out | {"model.norm.weight": (D_MODEL,), "lm_head.weight": (VOCAB, D_MODEL)}
+
+
+def write_checkpoint(folder: Path, gib: float) -> int:
+    """A single-file checkpoint of about `gib` GiB; returns its number of layers."""
+    one, two = (sum(2 * int(np.prod(shape)) for shape in shapes(n).values()) for n in (1, 2))
+    layers = max(1, round((gib * GIB - one) / (two - one)) + 1)
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "vocab_size": VOCAB, "hidden_size": D_MODEL, "intermediate_size": D_FF,
+        "num_hidden_layers": layers, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, shape in shapes(layers).items():
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    raw = json.dumps(header).encode()
+    rng = np.random.default_rng(0)
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(len(raw).to_bytes(8, "little") + raw)
+        for shape in shapes(layers).values():  # the upper halves of float32 are bfloat16
+            values = rng.standard_normal(int(np.prod(shape)), np.float32) * np.float32(0.02)
+            stream.write((values.view(np.uint32) >> np.uint32(16)).astype(np.uint16).tobytes())
+    return layers
+
+
+def convert(src: Path, dst: Path, route: str, dtype: str, layers: int, *options: str) -> dict[str, Any]:
+    """Runs the converter in a process of its own; returns what it took."""
+    width = BYTES[dtype]
+    largest = max(VOCAB * D_MODEL, 2 * D_FF * D_MODEL, (HEADS + 2 * KV_HEADS) * HEAD_DIM * D_MODEL) * width
+    model = sum(int(np.prod(shape)) for shape in shapes(layers).values()) * width
+    command = [sys.executable, "-m", "convert", str(src), str(dst), "--dtype", dtype, "--no-tokenizer", "--quiet"]
+    began = time.perf_counter()
+    # The child's own peak, asked of the kernel when it ends: RUSAGE_CHILDREN would keep the largest of all runs.
+    process = subprocess.Popen([*command, *options])
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - began
+    if process.returncode:
+        raise SystemExit(f"{route}: exit code {process.returncode}")
+    return {
+        "route": route,
+        "peak_gib": peak_bytes(usage) / GIB,
+        "bound_gib": (3 * largest + GIB) / GIB,
+        "largest_group_gib": largest / GIB,
+        "model_gib": model / GIB,
+        "seconds": seconds,
+        "gib_per_second": model / GIB / seconds,
+    }
+
+
+def peak_bytes(usage: resource.struct_rusage) -> int:
+    """Largest resident size; Linux counts in KiB, macOS in bytes."""
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    main()
