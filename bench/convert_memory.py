@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,20 @@ import numpy as np
 GIB = 2**30
 D_MODEL, D_FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2048, 5632, 16, 4, 128, 32000
 BYTES = {"bfloat16": 2, "float32": 4}
+
+# Converts, then prints its own peak in bytes. The kernel's ru_maxrss is of no use where it can be avoided: a child
+# inherits its parent's.
+_CHILD = """
+import pathlib, resource, sys
+from convert.__main__ import main
+code = main(sys.argv[1:])
+status = pathlib.Path("/proc/self/status")
+if status.exists():
+    print(next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+else:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+sys.exit(code)
+"""
 
 
 def main() -> None:
@@ -114,29 +127,21 @@ def convert(src: Path, dst: Path, route: str, dtype: str, layers: int, *options:
     width = BYTES[dtype]
     largest = max(VOCAB * D_MODEL, 2 * D_FF * D_MODEL, (HEADS + 2 * KV_HEADS) * HEAD_DIM * D_MODEL) * width
     model = sum(int(np.prod(shape)) for shape in shapes(layers).values()) * width
-    command = [sys.executable, "-m", "convert", str(src), str(dst), "--dtype", dtype, "--no-tokenizer", "--quiet"]
+    command = [str(src), str(dst), "--dtype", dtype, "--no-tokenizer", "--quiet", *options]
     began = time.perf_counter()
-    # The child's own peak, asked of the kernel when it ends: RUSAGE_CHILDREN would keep the largest of all runs.
-    process = subprocess.Popen([*command, *options])
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    done = subprocess.run([sys.executable, "-c", _CHILD, *command], stdout=subprocess.PIPE, text=True, check=False)
     seconds = time.perf_counter() - began
-    if process.returncode:
-        raise SystemExit(f"{route}: exit code {process.returncode}")
+    if done.returncode:
+        raise SystemExit(f"{route}: exit code {done.returncode}")
     return {
         "route": route,
-        "peak_gib": peak_bytes(usage) / GIB,
+        "peak_gib": int(done.stdout) / GIB,
         "bound_gib": (3 * largest + GIB) / GIB,
         "largest_group_gib": largest / GIB,
         "model_gib": model / GIB,
         "seconds": seconds,
         "gib_per_second": model / GIB / seconds,
     }
-
-
-def peak_bytes(usage: resource.struct_rusage) -> int:
-    """Largest resident size; Linux counts in KiB, macOS in bytes."""
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":
