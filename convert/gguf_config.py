@@ -16,6 +16,9 @@ from convert.gguf_file import GgufFile
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_FACTORS = "rope_freqs.weight"
 
+_CHAT_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>")
+_CONTROL = 3  # GGUF's type number of a control token
+
 # (original length, low, high) of every published Llama 3.x; tried before fitting.
 _LLAMA3 = (8192, 1.0, 4.0)
 
@@ -30,6 +33,8 @@ def gguf_config(gguf: GgufFile) -> ModelConfig:
     arch = top.text("general.architecture")
     if arch not in ARCHITECTURES:
         raise top.fail("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
+    if top.get("split.count") not in (None, 0, 1):
+        raise top.fail("split.count", "a GGUF in one file (merge the parts first)")
     prefix = f"{arch}."
     f = Fields(gguf.path, {k.removeprefix(prefix): v for k, v in gguf.metadata.items() if k.startswith(prefix)}, prefix)
     f.refuse("expert_count", 0, "a mixture of experts")
@@ -45,9 +50,7 @@ def gguf_config(gguf: GgufFile) -> ModelConfig:
     embed = gguf.tensors.get("token_embd.weight")
     if embed is None:
         raise InputError(f"{gguf.path}: tensor token_embd.weight is missing")
-    tokens = Fields(gguf.path, gguf.metadata)
-    ends = [i for key in ("eos", "eot", "eom") for i in tokens.ids(f"tokenizer.ggml.{key}_token_id")]
-    bos = tokens.ids("tokenizer.ggml.bos_token_id")
+    bos = top.ids("tokenizer.ggml.bos_token_id")
     try:
         return ModelConfig(
             family=arch,
@@ -67,12 +70,22 @@ def gguf_config(gguf: GgufFile) -> ModelConfig:
             o_bias="blk.0.attn_output.bias" in gguf.tensors,
             rope=rope,
             bos_id=bos[0] if bos else None,
-            eos_ids=tuple(dict.fromkeys(ends)),
+            eos_ids=_end_tokens(top),
         )
     except InputError:
         raise
     except ValueError as error:
         raise InputError(f"{gguf.path}: {error}") from error
+
+
+def _end_tokens(f: Fields) -> tuple[int, ...]:
+    """The end tokens that the metadata names, and the chat markers it may forget (a base model's eos is another)."""
+    ends = [i for key in ("eos", "eot", "eom") for i in f.ids(f"tokenizer.ggml.{key}_token_id")]
+    tokens, types = f.get("tokenizer.ggml.tokens"), f.get("tokenizer.ggml.token_type")
+    if isinstance(tokens, list) and isinstance(types, list):
+        pairs = enumerate(zip(tokens, types, strict=False))
+        ends += [i for i, (token, kind) in pairs if kind == _CONTROL and token in _CHAT_ENDS]
+    return tuple(dict.fromkeys(ends))
 
 
 def _rope(gguf: GgufFile, f: Fields, head_dim: int, length: int) -> tuple[RopeConfig, int]:

@@ -88,7 +88,7 @@ def _vocabulary(f: Fields, tokens: list[str]) -> dict[str, int]:
 
 
 def _byte_level(f: Fields, tokens: list[str]) -> tuple[Tokenizer, bool]:
-    name = f.text("tokenizer.ggml.pre", "gpt-2")
+    name = f.text("tokenizer.ggml.pre")  # no default: a wrong guess would split some texts wrongly, unnoticed
     splitting = _SPLITTINGS.get(_ALIASES.get(name, name))
     if splitting is None:
         raise f.fail("tokenizer.ggml.pre", f"one of {', '.join(_SPLITTINGS)}")

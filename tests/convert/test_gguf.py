@@ -176,3 +176,17 @@ def test_bfloat16_survives(tmp_path: Path) -> None:
     table = checkpoint.load_params(tmp_path / "out")["embed"]
     expected = cases.weights("qwen2-linear")["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(np.asarray(table), expected)
+
+
+def test_end_tokens(tmp_path: Path) -> None:
+    """Named ones first, then the chat markers among the control tokens."""
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        for table in writer.kv_data:
+            table.pop("tokenizer.ggml.tokens", None)
+            table.pop("tokenizer.ggml.token_type", None)
+        writer.add_token_list(["a", "<|eot_id|>", "</s>", "<|im_end|>", "<|eom_id|>"])
+        writer.add_token_types([1, 3, 3, 1, 3])
+        writer.add_eot_token_id(0)
+
+    assert read_config(gguf_files.write_gguf(tmp_path / "m.gguf", "qwen2-linear", more=more)).eos_ids == (2, 0, 1, 4)
