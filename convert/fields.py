@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,3 +77,20 @@ class Fields:
         value = self.values.get(key)
         if value is not None and value != supported:
             raise InputError(f"{self.file}: {self.prefix}{key} is {value!r}: {what} is not supported")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in file `path`.
+
+    Raises:
+      InputError: missing, unreadable, not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}, expected a JSON object") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: a JSON {type(value).__name__}, expected an object")
+    return value

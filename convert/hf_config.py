@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aspire_jax.checkpoint import read_json
 from aspire_jax.config import ModelConfig, RopeConfig
 from aspire_jax.errors import InputError
-from convert.fields import Fields
+from convert.fields import Fields, read_json
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from aspire_jax.checkpoint import read_json
 from aspire_jax.errors import InputError
+from convert.fields import read_json
 from convert.tensors import FLOATS, NAME_OF, Tensor
 
 SINGLE = "model.safetensors"

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aspire_jax import checkpoint, params
+from aspire_jax import checkpoint, leaf_io, params
 from aspire_jax.config import ModelConfig
 from aspire_jax.errors import InputError
 
@@ -92,7 +92,7 @@ def test_one_chunk_a_layer(written: Path) -> None:
 
 
 def test_a_large_table_is_written_in_chunks(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(checkpoint, "_CHUNK_BYTES", 10 * 24 * 4)
+    monkeypatch.setattr(leaf_io, "_CHUNK_BYTES", 10 * 24 * 4)
     folder = write(tmp_path)
     assert len(list((folder / "params" / "embed").glob("[0-9]*"))) == 5
     same(checkpoint.load_params(folder), TREE)
