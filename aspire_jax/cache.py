@@ -58,6 +58,12 @@ def leaf(leaves: Leaves, layer: int | jax.Array) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(leaves, layer, keepdims=False)
 
 
+def replaced(leaves: Leaves, layer: int, new: jax.Array) -> Leaves:
+    """The leaves with one layer's replaced (a leaf per layer)."""
+    assert isinstance(leaves, tuple)
+    return (*leaves[:layer], new, *leaves[layer + 1 :])
+
+
 def consecutive_table(batch: int, pages: int) -> jax.Array:
     """The page table [B, pages] in which each row owns consecutive pages."""
     return jnp.arange(batch * pages, dtype=jnp.int32).reshape(batch, pages)

@@ -51,6 +51,7 @@ class Forward(NamedTuple):
       x: [T, d_model] residual stream after the last layer.
       k, v: the tokens' keys and values, per layer [T, Hkv, D] (stacked where layers are scanned).
       scores: page scores at the plan's layers, or None where the plan measures none in such a step.
+      cache: the cache, unchanged; write to this one (see `xla.over_tiles`).
       context: the context policy's state (changed where selections are served within the step).
       selection: as in the state.
     """
@@ -59,6 +60,7 @@ class Forward(NamedTuple):
     k: kv.Leaves
     v: kv.Leaves
     scores: Scores | None
+    cache: kv.KVCache
     context: Any
     selection: jax.Array
 
@@ -103,6 +105,7 @@ class _Attention:
 
     def __init__(self, engine: Engine, state: State, batch: Batch, shape: Shape) -> None:
         self.engine, self.state, self.batch, self.shape = engine, state, batch, shape
+        self.cache = state.cache
         s = state.slots
         self.lengths = jnp.where(batch.queries > 0, s.length, 0)
         slot = jnp.arange(engine.d_max, dtype=jnp.int32)[None]
@@ -135,7 +138,7 @@ class _Attention:
             selection = served[set_index]
             k, v = (
                 kv.selected_view(kv.leaf(x, layer), state.slots.table, selection)
-                for x in (state.cache.k, state.cache.v)
+                for x in (self.cache.k, self.cache.v)
             )
         return xla.over_context(q, k, v, self.page_visible(selection))
 
@@ -148,7 +151,7 @@ class _Attention:
 
     def whole(self, q: jax.Array, layer: int | jax.Array) -> Partial:
         """Rows of equal query count over their whole committed context. q: [B, Q, Hkv, G, D]."""
-        c, s = self.state.cache, self.state.slots
+        c, s = self.cache, self.state.slots
         k, v = kv.leaf(c.k, layer), kv.leaf(c.v, layer)
         return xla.over_rows(q, k, v, s.table, self.lengths, self.engine.consecutive)
 
@@ -166,8 +169,10 @@ class _Attention:
         tiles = self.tiles[int(with_drafts)]
         index = b.first[tiles.row] + tiles.first
         index = jnp.clip(index[:, None] + jnp.arange(e.tile, dtype=jnp.int32)[None], 0, q.shape[0] - 1)
-        k, v = kv.leaf(self.state.cache.k, layer), kv.leaf(self.state.cache.v, layer)
-        part = xla.over_tiles(q[index], k, v, s.table, tiles, e.block, e.consecutive)
+        k, v = kv.leaf(self.cache.k, layer), kv.leaf(self.cache.v, layer)
+        part, k, v = xla.over_tiles(q[index], k, v, s.table, tiles, e.block, e.consecutive)
+        if isinstance(layer, int):
+            self.cache = kv.KVCache(kv.replaced(self.cache.k, layer, k), kv.replaced(self.cache.v, layer, v))
         of_token = jnp.minimum(tiles.of_row[b.row] + b.query // e.tile, tiles.row.shape[0] - 1)
         return Partial(*(x[of_token, b.query % e.tile] for x in part))
 
@@ -213,7 +218,7 @@ class _Attention:
         ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
         ends = jnp.minimum(ends, q.shape[0] - 1)
         weights = xla.weights_of(
-            q[ends], log_sum_exp(part)[ends], kv.leaf(self.state.cache.k, layer), s.table, self.lengths,
+            q[ends], log_sum_exp(part)[ends], kv.leaf(self.cache.k, layer), s.table, self.lengths,
             self.engine.consecutive,
         )  # fmt: skip
         return page_mass(weights, self.engine.plan.heads, self.engine.page_size, b.queries)
@@ -263,7 +268,7 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
         ]
         scores = Scores(layers, jnp.stack([masses[i] for i in layers]), jnp.stack(rows))
     join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
-    return Forward(x, join(ks), join(vs), scores, context, state.selection if served is None else served)
+    return Forward(x, join(ks), join(vs), scores, attention.cache, context, state.selection if served is None else served)
 
 
 def segments(n_layers: int, special: set[int], unrolled: bool) -> list[tuple[int, int]]:

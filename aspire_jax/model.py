@@ -74,12 +74,13 @@ def unembed(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
 
 
 def layer_of(params: Params, index: int | jax.Array) -> dict[str, jax.Array]:
-    """One layer's params out of the stacked ones; `index` may be traced."""
-    layers: dict[str, Any] = params["layers"]
-    return {
-        name: jax.lax.dynamic_index_in_dim(w, index, keepdims=False) if isinstance(index, jax.Array) else w[index]
-        for name, w in layers.items()
-    }
+    """One layer's params: out of a list of layers (`params.unstack`), or of stacked ones by a static or traced index."""
+    layers: Any = params["layers"]
+    if isinstance(layers, list):
+        return layers[index]
+    if isinstance(index, int):
+        return {name: w[index] for name, w in layers.items()}
+    return {name: jax.lax.dynamic_index_in_dim(w, index, keepdims=False) for name, w in layers.items()}
 
 
 def dense_logits(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:

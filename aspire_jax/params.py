@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from aspire_jax.config import ModelConfig
 
@@ -78,7 +79,7 @@ def count(config: ModelConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(describe(config), is_leaf=_is_leaf))
 
 
-def abstract(config: ModelConfig, dtype: jnp.dtype | type, shardings: Any = None) -> Params:
+def abstract(config: ModelConfig, dtype: DTypeLike, shardings: Any = None) -> Params:
     """The tree of `jax.ShapeDtypeStruct`s a checkpoint must match; `shardings` as `shardings()` returns them."""
     tree = describe(config)
     if shardings is None:
@@ -86,6 +87,21 @@ def abstract(config: ModelConfig, dtype: jnp.dtype | type, shardings: Any = None
     return jax.tree.map(
         lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=s), tree, shardings, is_leaf=_is_leaf
     )
+
+
+def unstack(params: Params) -> Params:
+    """The same params with `layers` as a list, one dict a layer: what the engine's unrolled layers read without a copy.
+
+    The stacked arrays are dropped one by one, so no more than one of them exists twice (where the caller keeps none).
+    """
+    layers: dict[str, jax.Array] = dict(params["layers"])
+    depth = next(iter(layers.values())).shape[0]
+    split: list[dict[str, jax.Array]] = [{} for _ in range(depth)]
+    for name in list(layers):
+        stacked = layers.pop(name)
+        for i in range(depth):
+            split[i][name] = stacked[i]
+    return {**params, "layers": split}
 
 
 def shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str] = TENSOR_PARALLEL) -> Any:
@@ -105,7 +121,7 @@ def shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str] = TENSOR
     return jax.tree.map(spec, describe(config), is_leaf=_is_leaf)
 
 
-def random(config: ModelConfig, key: jax.Array, dtype: jnp.dtype | type = jnp.float32) -> Params:
+def random(config: ModelConfig, key: jax.Array, dtype: DTypeLike = jnp.float32) -> Params:
     """Random params: normal with variance 1/fan_in, norm scales one, biases zero. `key`: a typed PRNG key."""
     paths, tree = jax.tree.flatten_with_path(describe(config), is_leaf=_is_leaf)
     keys = jax.random.split(key, len(paths))

@@ -41,28 +41,29 @@ def prefill(
     block = min(engine.capacity, _BLOCK // engine.page_size * engine.page_size)
     table = state.slots.table
 
-    def one(x: jax.Array, layer: int | jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def one(x: jax.Array, layer: int | jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         weights = model.layer_of(params, layer)
         q, k, v = model.project(c, weights, x, cos_sin)
         pages = kv.leaf(state.cache.k, layer), kv.leaf(state.cache.v, layer)
-        before = xla.over_tiles(q[None], *pages, table, tiles, block, engine.consecutive)
+        before, *pages = xla.over_tiles(q[None], *pages, table, tiles, block, engine.consecutive)
         part = merge(type(before)(*(y[0] for y in before)), xla.over_new(q, k, v, seen))
-        return model.finish(c, weights, x, normalise(part)), (k, v)
+        return model.finish(c, weights, x, normalise(part)), (k, v, *(pages if engine.unrolled else ()))
 
     x = params["embed"][tokens]
+    old = state.cache
     if engine.unrolled:
-        new = []
+        per_layer = []
         for layer in range(c.n_layers):
-            x, pair = one(x, layer)
-            new.append(pair)
-        ks: kv.Leaves = tuple(k for k, _ in new)
-        vs: kv.Leaves = tuple(v for _, v in new)
+            x, made = one(x, layer)
+            per_layer.append(made)
+        ks, vs, *pages = zip(*per_layer, strict=True)
+        old = kv.KVCache(*pages)
     else:
         _, (ks, vs) = jax.lax.scan(one, x, jnp.arange(c.n_layers, dtype=jnp.int32))
     page = table[slot, jnp.minimum(position // engine.page_size, engine.pages - 1)]
     page = jnp.where(place < count, page, engine.batch * engine.pages)
     offset = position % engine.page_size
-    cache = kv.KVCache(k=kv.write(state.cache.k, ks, page, offset), v=kv.write(state.cache.v, vs, page, offset))
+    cache = kv.KVCache(k=kv.write(old.k, ks, page, offset), v=kv.write(old.v, vs, page, offset))
     return state.replace(cache=cache)
 
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from aspire_jax import costs
 
-# Query tokens a row may bring to a step; a verification of d drafts brings d + 1.
-QUERY_STAIRS = (1, 2, 3, 4, 5, 8, 12, 17, 24, 33)
-# Packed tokens per row of the batch.
+# Query tokens a row may bring to a step; a verification of d drafts brings d + 1. Every stair is a program to compile.
+QUERY_STAIRS = (1, 2, 3, 4, 5, 8, 17, 33)
+# Packed tokens per row of the batch, where rows mix; and where they only verify by the tile loop.
 PACKED_STAIRS = (1, 2, 4, 9, 17, 33)
+LOOP_STAIRS = (1, 5)
 # Reading a block through the tile loop costs this many times what it costs in the batched product (measured on the
 # CPU, where the loop copies each block first; see docs/architecture.md).
 LOOP_PENALTY = 1.7
@@ -68,13 +69,16 @@ class Shapes:
 
     @property
     def all(self) -> tuple[Shape, ...]:
-        """The shapes in order of preference within a kind; `choose` returns an index into them."""
+        """The shapes, narrow to wide within a kind; `choose` returns an index into them."""
         b, most = self.batch, self.d_max + 1
         shapes = [Shape("draft", b, 1)] if self.d_max and self.dense else []
         if self.dense:
             shapes += [Shape("dense", b * q, q) for q in stairs(QUERY_STAIRS, most)]
-        shapes += [Shape("packed", b * q, most) for q in stairs(PACKED_STAIRS, most)]
-        return tuple(shapes)
+        if self.mixed or not self.dense:
+            packed = stairs(PACKED_STAIRS, most)
+        else:
+            packed = tuple(q for q in LOOP_STAIRS if q <= most)
+        return (*shapes, *(Shape("packed", b * q, most) for q in packed))
 
     def choose(self, drafting: jax.Array, queries: jax.Array, lengths: jax.Array) -> jax.Array:
         """Index of the cheapest shape that holds the step.
@@ -89,15 +93,16 @@ class Shapes:
         loop_read = jnp.sum(jnp.where(verifying, self._blocks(lengths), 0).astype(jnp.float32))
         in_one = np.float32(self.batch * self.capacity) <= np.float32(LOOP_PENALTY) * loop_read
         only_drafts, no_drafts = ~jnp.any(verifying), ~jnp.any(drafting)
-        fits = []
+        # Larger is better; among equals the first, that is the narrowest, shape wins.
+        rank = []
         for s in self.all:
             if s.kind == "draft":
-                fits.append(only_drafts)
+                rank.append(jnp.where(only_drafts, 3, 0))
             elif s.kind == "dense":
-                fits.append(no_drafts & in_one & (most <= s.queries))
+                rank.append(jnp.where(no_drafts & (most <= s.queries), jnp.where(in_one, 2, 1), 0))
             else:
-                fits.append(total <= s.tokens)
-        return jnp.argmax(jnp.stack(fits)).astype(jnp.int32)
+                rank.append(jnp.where(total <= s.tokens, jnp.where(in_one & no_drafts & self.dense, 1, 2), 0))
+        return jnp.argmax(jnp.stack(rank)).astype(jnp.int32)
 
     def work(self, index: jax.Array, drafting: jax.Array, queries: jax.Array, lengths: jax.Array, selected: jax.Array):
         """Work [4] (see `costs.work`) of a step of shape `index`; `selected` [B] counts tokens a draft may read."""

@@ -10,7 +10,7 @@ Source: ASPIRE, arXiv 2609.17943, section 3.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import numpy as np
 from aspire_jax import cache as kv
 from aspire_jax import model
 from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, Outcome, View
-from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, State
+from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, Slots, State
 from aspire_jax.forward import Batch, Forward, forward, pack
 from aspire_jax.params import Params
 from aspire_jax.shapes import Shape
@@ -33,14 +33,18 @@ def step(engine: Engine, params: Params, state: State) -> State:
     index = shapes.choose(drafting, queries, view.lengths)
     work = shapes.work(index, drafting, queries, view.lengths, view.selected)
     plain = shapes.forecast(jnp.zeros_like(drafting), view.active.astype(jnp.int32), view.lengths, view.selected)
+    if engine.d_max:
+        state = _renew(engine, state, drafting)
+    # The branches read the cache and return what is to be written: a buffer that a branch updates itself is copied.
     branches = [functools.partial(_in_shape, engine, shape) for shape in shapes.all]
-    after, resolved = jax.lax.switch(index, branches, params, state, drafting, queries)
+    done = jax.lax.switch(index, branches, params, state, drafting, queries)
+    after = _write(engine, state, done, drafting)
     outcome = Outcome(
         verified=(queries > 0) & ~drafting,
         drafts=jnp.where((queries > 0) & ~drafting, state.slots.drafted, 0),
-        accepted=resolved.accepted,
-        emitted=resolved.emitted,
-        confidence=resolved.confidence,
+        accepted=done.accepted,
+        emitted=done.emitted,
+        confidence=done.confidence,
         seconds=state.cost.seconds(work),
         plain_seconds=state.cost.seconds(plain),
         active=view.active,
@@ -92,9 +96,25 @@ def _decide(engine: Engine, state: State, view: View) -> tuple[jax.Array, jax.Ar
     return drafting, queries.astype(jnp.int32)
 
 
-class _Resolved(NamedTuple):
-    """Per row [B]: drafts accepted, tokens emitted, top probability of a new draft."""
+class _Done(NamedTuple):
+    """What a step in one shape produced; the same form for all shapes.
 
+    Attributes:
+      k, v: new keys and values, per layer [T_max, Hkv, D].
+      page, offset: [T_max] where they go in the cache; out of range for padding and drafts.
+      first: [B] index of each row's first token.
+      slots, context, selection: as in the state, updated.
+      accepted, emitted, confidence: [B], see `Outcome`.
+    """
+
+    k: kv.Leaves
+    v: kv.Leaves
+    page: jax.Array
+    offset: jax.Array
+    first: jax.Array
+    slots: Slots
+    context: Any
+    selection: jax.Array
     accepted: jax.Array
     emitted: jax.Array
     confidence: jax.Array
@@ -102,29 +122,38 @@ class _Resolved(NamedTuple):
 
 def _in_shape(
     engine: Engine, shape: Shape, params: Params, state: State, drafting: jax.Array, queries: jax.Array
-) -> tuple[State, _Resolved]:
+) -> _Done:
     """The step in one static shape: forward, then resolve."""
-    if shape.kind != "dense" and engine.d_max:
-        state = _renew(engine, state, drafting)
     batch = pack(engine, state, drafting, queries, shape)
     out = forward(engine, params, state, batch, shape)
     logits = model.unembed(engine.config, params, out.x)  # [T, V]
     target = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     top = jnp.max(logits, axis=-1)
-    state = _write(engine, state, batch, out, shape)
-    accepted = emitted = jnp.zeros((engine.batch,), jnp.int32)
+    page, offset = _destination(engine, state.slots, batch)
+    slots, accepted, emitted = state.slots, *(jnp.zeros((2, engine.batch), jnp.int32))
     confidence = jnp.zeros((engine.batch,), jnp.float32)
     if shape.kind != "dense" and engine.d_max:
         lse = jax.nn.logsumexp(logits[batch.first], axis=-1)
         confidence = jnp.where(drafting, jnp.exp(top[batch.first] - lse), np.float32(0.0))
-        state = _keep_draft(state, batch, target)
+        slots = _keep_draft(slots, batch, target)
     if shape.kind != "draft":
         is_top = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) == target[:, None]
         margin = top - jnp.max(jnp.where(is_top, -jnp.inf, logits), axis=-1)
-        state, accepted, emitted = _commit(engine, state, batch, target, margin)
-    state = _select(engine, state, batch, out, shape)
-    moved = state.slots.steps + (queries > 0).astype(jnp.int32)
-    return state.replace(slots=state.slots.replace(steps=moved)), _Resolved(accepted, emitted, confidence)
+        slots, accepted, emitted = _commit(engine, slots, batch, target, margin)
+    slots = slots.replace(steps=slots.steps + (queries > 0).astype(jnp.int32))
+    slots, context, selection = _select(engine, state, slots, batch, out, shape)
+    widest = max(s.tokens for s in engine.shapes.all)
+
+    def pad(x: jax.Array, axis: int, fill: int = 0) -> jax.Array:
+        width = [(0, 0)] * x.ndim
+        width[axis] = (0, widest - shape.tokens)
+        return jnp.pad(x, width, constant_values=x.dtype.type(fill))
+
+    k, v = (jax.tree.map(lambda x: pad(x, 0 if engine.unrolled else 1), leaves) for leaves in (out.k, out.v))
+    nowhere = engine.batch * engine.pages
+    return _Done(
+        k, v, pad(page, 0, nowhere), pad(offset, 0), batch.first, slots, context, selection, accepted, emitted, confidence
+    )
 
 
 def _renew(engine: Engine, state: State, drafting: jax.Array) -> State:
@@ -148,42 +177,38 @@ def _renew(engine: Engine, state: State, drafting: jax.Array) -> State:
     return state.replace(compact=compact, slots=state.slots.replace(stale=fresh_copy))
 
 
-def _write(engine: Engine, state: State, batch: Batch, out: Forward, shape: Shape) -> State:
+def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Page and offset [T] of each verified token in the cache; a page out of range for padding and drafts."""
+    page = slots.table[batch.row, jnp.minimum(batch.position // engine.page_size, engine.pages - 1)]
+    verified = batch.valid & ~batch.drafting[batch.row]
+    return jnp.where(verified, page, engine.batch * engine.pages), batch.position % engine.page_size
+
+
+def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> State:
     """Verified tokens' keys and values go into the cache, a drafted token's into its row's tail."""
-    s = state.slots
-    if shape.kind != "draft":
-        page = s.table[batch.row, jnp.minimum(batch.position // engine.page_size, engine.pages - 1)]
-        verified = batch.valid & ~batch.drafting[batch.row]
-        page = jnp.where(verified, page, engine.batch * engine.pages)
-        offset = batch.position % engine.page_size
-        cache = kv.KVCache(
-            k=kv.write(state.cache.k, out.k, page, offset), v=kv.write(state.cache.v, out.v, page, offset)
-        )
-        state = state.replace(cache=cache)
-    if shape.kind != "dense" and engine.d_max:
+    cache = kv.KVCache(
+        k=kv.write(state.cache.k, done.k, done.page, done.offset),
+        v=kv.write(state.cache.v, done.v, done.page, done.offset),
+    )
+    tail = state.tail
+    if engine.d_max:
         row = jnp.arange(engine.batch, dtype=jnp.int32)
-        slot = jnp.where(batch.drafting, s.drafted, engine.d_max)  # out of range: dropped
-
-        def put(leaves: kv.Leaves, new: kv.Leaves) -> kv.Leaves:
-            if isinstance(leaves, tuple):
-                firsts = [n[batch.first].swapaxes(0, 1) for n in new]
-                return tuple(
-                    x.at[:, row, slot].set(n.astype(x.dtype), mode="drop") for x, n in zip(leaves, firsts, strict=True)
-                )
-            firsts = jnp.swapaxes(new[:, batch.first], 1, 2)
-            return leaves.at[:, :, row, slot].set(firsts.astype(leaves.dtype), mode="drop")
-
-        state = state.replace(tail=kv.Tail(k=put(state.tail.k, out.k), v=put(state.tail.v, out.v)))
-    return state
+        slot = jnp.where(drafting, state.slots.drafted, engine.d_max)  # out of range: dropped
+        axis = 0 if engine.unrolled else 1
+        firsts = (jax.tree.map(lambda x: jnp.take(x, done.first, axis=axis), new) for new in (done.k, done.v))
+        k, v = firsts
+        tail = kv.Tail(k=kv.write(tail.k, k, row, slot), v=kv.write(tail.v, v, row, slot))
+    return state.replace(
+        cache=cache, tail=tail, slots=done.slots, context=done.context, selection=done.selection
+    )
 
 
-def _keep_draft(state: State, batch: Batch, target: jax.Array) -> State:
+def _keep_draft(s: Slots, batch: Batch, target: jax.Array) -> Slots:
     """Appends each drafting row's token to its drafts."""
-    s = state.slots
     rows = jnp.arange(s.drafted.shape[0], dtype=jnp.int32)
     at = jnp.where(batch.drafting, s.drafted, s.drafts.shape[1])
     drafts = s.drafts.at[rows, at].set(target[batch.first], mode="drop")
-    return state.replace(slots=s.replace(drafts=drafts, drafted=s.drafted + batch.drafting.astype(jnp.int32)))
+    return s.replace(drafts=drafts, drafted=s.drafted + batch.drafting.astype(jnp.int32))
 
 
 def accept_greedy(drafts: jax.Array, drafted: jax.Array, target: jax.Array) -> jax.Array:
@@ -199,10 +224,9 @@ def accept_greedy(drafts: jax.Array, drafted: jax.Array, target: jax.Array) -> j
 
 
 def _commit(
-    engine: Engine, state: State, batch: Batch, target: jax.Array, margin: jax.Array
-) -> tuple[State, jax.Array, jax.Array]:
+    engine: Engine, s: Slots, batch: Batch, target: jax.Array, margin: jax.Array
+) -> tuple[Slots, jax.Array, jax.Array]:
     """Verifying rows emit their accepted drafts and the target's next token, up to a stop or their limit."""
-    s = state.slots
     verified = (batch.queries > 0) & ~batch.drafting
     place = jnp.arange(engine.d_max + 1, dtype=jnp.int32)[None]
     index = jnp.minimum(batch.first[:, None] + place, target.shape[0] - 1)
@@ -231,22 +255,22 @@ def _commit(
         active=s.active & ~(stopped | ended),
         reason=jnp.where(stopped, STOP, jnp.where(ended, LENGTH, jnp.where(verified, RUNNING, s.reason))),
     )
-    return state.replace(slots=slots), accepted, emitted
+    return slots, accepted, emitted
 
 
-def _select(engine: Engine, state: State, batch: Batch, out: Forward, shape: Shape) -> State:
+def _select(
+    engine: Engine, state: State, slots: Slots, batch: Batch, out: Forward, shape: Shape
+) -> tuple[Slots, Any, jax.Array]:
     """Hands the step's page scores to the context policy and takes new selections where the plan renews them."""
+    plan, context = engine.plan, out.context
     if not engine.d_max:
-        return state
-    acting = batch.queries > 0
-    context = out.context
-    if out.scores is not None and not (shape.kind == "draft" and engine.plan.same_step):
+        return slots, context, state.selection
+    if out.scores is not None and not (shape.kind == "draft" and plan.same_step):
         context = engine.context.observe(context, out.scores)
-    renewed = acting if engine.plan.renew == "step" else acting & ~batch.drafting
-    if shape.kind == "draft" and engine.plan.renew != "step":
-        return state.replace(context=context)
-    chosen = engine.context.select(context, state.slots.length, engine.page_size)
+    if shape.kind == "draft" and plan.renew != "step":
+        return slots, context, state.selection
+    acting = batch.queries > 0
+    renewed = acting if plan.renew == "step" else acting & ~batch.drafting
+    chosen = engine.context.select(context, slots.length, engine.page_size)
     selection = jnp.where(renewed[None, :, None], chosen, state.selection)
-    return state.replace(
-        context=context, selection=selection, slots=state.slots.replace(stale=state.slots.stale | renewed)
-    )
+    return slots.replace(stale=slots.stale | renewed), context, selection

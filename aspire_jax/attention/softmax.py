@@ -13,6 +13,7 @@ import numpy as np
 
 # Finite, so that a part with no key at all merges as weight zero instead of as NaN.
 MASKED = np.float32(-1e30)
+_MANY_QUERIES = 64
 PRECISION = jax.lax.Precision.HIGHEST
 
 
@@ -51,9 +52,12 @@ def log_sum_exp(part: Partial) -> jax.Array:
 def scores_of(q: jax.Array, k: jax.Array) -> jax.Array:
     """Scaled scores [..., N, S], float32, of `q` [..., N, D] against `k` [..., S, D].
 
-    The product is formed keys first and transposed afterwards: the CPU's matrix product streams a long `k` about twice
-    as fast as the left operand, and everything after it wants the keys on the last axis.
+    With few queries the product is formed keys first and transposed afterwards: the CPU's matrix product streams a long
+    `k` about twice as fast as the left operand, and everything after it wants the keys on the last axis.
     """
+    if q.shape[-2] >= _MANY_QUERIES:
+        raw = jnp.einsum("...nd,...sd->...ns", q, k, precision=PRECISION, preferred_element_type=jnp.float32)
+        return raw * np.float32(q.shape[-1] ** -0.5)
     raw = jnp.einsum("...sd,...nd->...sn", k, q, precision=PRECISION, preferred_element_type=jnp.float32)
     raw = jax.lax.optimization_barrier(raw)
     return jax.lax.optimization_barrier(jnp.swapaxes(raw, -1, -2)) * np.float32(q.shape[-1] ** -0.5)

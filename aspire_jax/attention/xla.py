@@ -85,7 +85,7 @@ def tile(queries: jax.Array, lengths: jax.Array, size: int, capacity: int) -> Ti
 
 def over_tiles(
     q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, tiles: Tiles, block: int, consecutive: bool
-) -> Partial:
+) -> tuple[Partial, jax.Array, jax.Array]:
     """Full attention, tile by tile and block by block.
 
     Args:
@@ -95,7 +95,8 @@ def over_tiles(
       block: keys read at a time, whole pages, at most a row's capacity; blocks are cut at absolute positions.
 
     Returns:
-      Partial over [N, Q, Hkv, G].
+      Partial over [N, Q, Hkv, G], and `k` and `v` as they went in. Whoever writes to the cache afterwards must write to
+      these: XLA copies a buffer that is live both inside a loop and behind it under two names.
     """
     n, queries, heads, group, dim = q.shape
     columns = queries * group
@@ -104,7 +105,8 @@ def over_tiles(
     blocks = (tiles.keys + block - 1) // block
     ends = jnp.cumsum(blocks)
 
-    def body(i: jax.Array, done: Partial) -> Partial:
+    def body(i: jax.Array, carry: tuple[Partial, jax.Array, jax.Array]) -> tuple[Partial, jax.Array, jax.Array]:
+        done, k, v = carry
         t = jnp.sum(i >= ends).astype(jnp.int32)
         start = (i - (ends[t] - blocks[t])).astype(jnp.int32) * block
         read_from = jnp.minimum(start, capacity - block)  # the last block of a row may reach back into the one before
@@ -117,7 +119,8 @@ def over_tiles(
         top = jnp.maximum(old.top, part.top)
         a, b = jnp.exp(old.top - top), jnp.exp(part.top - top)
         new = Partial(old.out * a[..., None] + part.out * b[..., None], top, old.total * a + part.total * b)
-        return Partial(*(x.at[t].set(y) for x, y in zip(done, new, strict=True)))
+        k, v = jax.lax.optimization_barrier((k, v))  # keeps them in the carry
+        return Partial(*(x.at[t].set(y) for x, y in zip(done, new, strict=True))), k, v
 
     empty = Partial(
         jnp.zeros((n, heads, columns, dim), jnp.float32),
@@ -125,12 +128,12 @@ def over_tiles(
         jnp.zeros((n, heads, columns), jnp.float32),
     )
     total = jnp.sum(blocks).astype(jnp.int32)
-    part = jax.lax.fori_loop(0, total, body, empty)
+    part, k, v = jax.lax.fori_loop(0, total, body, (empty, k, v))
 
     def turn(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(n, heads, queries, group, *x.shape[3:]), 1, 2)
 
-    return Partial(*(turn(x) for x in part))
+    return Partial(*(turn(x) for x in part)), k, v
 
 
 def over_context(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Partial:
