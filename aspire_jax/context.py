@@ -150,14 +150,16 @@ class RefreshContext:
       recent: last pages that are always read.
       layer: refresh layer; None is the last but one.
       renew: "step" refreshes at every draft step, as in the paper; the refresh layer then reads the full context while
-        drafting. "verification" refreshes when a row verifies and spares that read.
+        drafting. "verification" refreshes when a row verifies and spares that read. None: "step" where rows mix,
+        "verification" where they keep in step (there a renewal is a copy, and acceptance is the same; see
+        docs/architecture.md).
     """
 
     rho: float = 0.07
     k_min: int = 32
     recent: int = 8
     layer: int | None = None
-    renew: Literal["step", "verification"] = "step"
+    renew: Literal["step", "verification"] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rho <= 1:
@@ -171,9 +173,9 @@ class RefreshContext:
             raise ValueError(f"layer: {self.layer}, expected 0 to {config.n_layers - 1}")
         return Plan(
             verify_layers=(layer,),
-            refresh_layers=(layer,) if self.renew == "step" else (),
+            refresh_layers=(layer,) if self.renew != "verification" else (),
             sets=(0,) * config.n_layers,
-            renew=self.renew,
+            renew=self.renew or "step",
         )
 
     def capacity(self, pages: int) -> int:

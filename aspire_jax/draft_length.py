@@ -109,6 +109,34 @@ class NoDraft:
         return state
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedDraftLength:
+    """Every row drafts `gamma` tokens, then verifies; rows keep in step (the synchronised baselines)."""
+
+    gamma: int = 5
+
+    def __post_init__(self) -> None:
+        if self.gamma < 1:
+            raise ValueError(f"gamma: {self.gamma}, expected at least 1")
+
+    @property
+    def d_max(self) -> int:
+        return self.gamma
+
+    def init(self, batch: int) -> State:
+        return ()
+
+    def decide(self, state: State, view: View) -> jax.Array:
+        wants = view.active & (view.drafted < view.limit)
+        return jnp.where(wants, DRAFT, jnp.where(jnp.any(wants), IDLE, VERIFY)).astype(jnp.int32)
+
+    def update(self, state: State, outcome: Outcome) -> State:
+        return state
+
+    def forget(self, state: State, rows: jax.Array) -> State:
+        return state
+
+
 def expected_tokens(alpha: jax.Array, gamma: jax.Array) -> jax.Array:
     """Tokens a verification of `gamma` drafts yields when each is accepted with probability `alpha`.
 

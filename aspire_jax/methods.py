@@ -1,11 +1,18 @@
-"""The table of methods: a method is a context policy, a draft-length policy, and whether rows mix."""
+"""The table of methods: a method is a context policy x a draft-length policy x whether rows mix.
+
+Everything else, the model, the forward, the loop, is the same for all of them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
+from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext
 from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, NoDraft
+from aspire_jax.engine import Engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,13 +22,72 @@ class Method:
     Attributes:
       context: which pages a draft may read.
       draft_length: when a row verifies.
+      mixed: whether rows may draft and verify in one step; None where the implementation decides. A GPU gains by
+        mixing; a CPU's mixed step pays for the widest of everything, so there rows keep in step.
     """
 
     context: ContextPolicy
     draft_length: DraftLengthPolicy
+    mixed: bool | None = False
 
 
 METHODS: dict[str, Method] = {
     "autoregressive": Method(NoContext(), NoDraft()),
-    "aspire": Method(RefreshContext(), AspireDraftLength()),
+    "aspire": Method(RefreshContext(), AspireDraftLength(), mixed=None),
 }
+
+
+def configure(
+    config: ModelConfig,
+    method: str | Method = "aspire",
+    *,
+    batch: int,
+    capacity: int,
+    max_new: int,
+    options: Mapping[str, Any] | None = None,
+    **engine: Any,
+) -> Engine:
+    """An engine for `method`.
+
+    Args:
+      batch: slots.
+      capacity: tokens a slot must hold, prompt and completion; rounded up to whole pages.
+      max_new: most tokens a request may emit.
+      options: fields of the method's two policies by name, and "mixed", in place of the table's.
+      **engine: further fields of `Engine` (`dtype`, `page_size`, `unrolled`, ...).
+
+    Raises:
+      ValueError: no such method, an option no policy of it has, or a value out of range.
+    """
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"method: {method!r}, expected one of {', '.join(METHODS)}")
+        name, method = method, METHODS[method]
+    else:
+        name = type(method).__name__
+    left = dict(options or {})
+    mixed = left.pop("mixed", method.mixed)
+    mixed = False if mixed is None else mixed
+    policies = []
+    for policy in (method.context, method.draft_length):
+        known = {f.name for f in dataclasses.fields(policy)}  # type: ignore[arg-type]
+        policies.append(dataclasses.replace(policy, **{k: left.pop(k) for k in list(left) if k in known}))  # type: ignore[type-var]
+    if left:
+        raise ValueError(f"option {next(iter(left))!r}: method {name!r} has no such option")
+    context, draft_length = policies
+    if isinstance(draft_length, AspireDraftLength) and draft_length.in_step is None:
+        draft_length = dataclasses.replace(draft_length, in_step=not mixed)
+    if isinstance(context, RefreshContext) and context.renew is None:
+        context = dataclasses.replace(context, renew="step" if mixed else "verification")
+    page_size = engine.setdefault("page_size", 16)
+    capacity = -(-capacity // page_size) * page_size
+    return Engine(
+        config=config,
+        context=context,
+        draft_length=draft_length,
+        batch=batch,
+        capacity=capacity,
+        max_new=max_new,
+        mixed=mixed,
+        **engine,
+    )
