@@ -16,10 +16,25 @@ from aspire_jax.params import Params
 _PRECISION = jax.lax.Precision.HIGHEST
 
 
-def product(equation: str, *operands: jax.Array) -> jax.Array:
-    """`jnp.einsum` that accumulates in float32 and returns the first operand's dtype."""
-    out = jnp.einsum(equation, *operands, precision=_PRECISION, preferred_element_type=jnp.float32)
-    return out.astype(operands[0].dtype)
+# With fewer tokens than this a product streams its weights, and they go on the left.
+_FEW_TOKENS = 64
+
+
+def linear(layer: dict[str, jax.Array], name: str, x: jax.Array) -> jax.Array:
+    """`x` [T, inputs] through the projection `name` of one layer: [T, outputs] in x's dtype, accumulated in float32."""
+    if f"{name}_t" in layer:
+        return _left_product(layer[f"{name}_t"], x).astype(x.dtype)
+    w = layer[name]
+    y = jnp.einsum("ti,io->to", x, w.reshape(x.shape[1], -1), precision=_PRECISION, preferred_element_type=jnp.float32)
+    return y.astype(x.dtype)
+
+
+def _left_product(w: jax.Array, x: jax.Array) -> jax.Array:
+    """`x` [T, inputs] times `w` [outputs, inputs] transposed: [T, outputs], float32."""
+    if x.shape[0] >= _FEW_TOKENS:
+        return jnp.einsum("ti,oi->to", x, w, precision=_PRECISION, preferred_element_type=jnp.float32)
+    y = jnp.einsum("oi,ti->ot", w, x, precision=_PRECISION, preferred_element_type=jnp.float32)
+    return jax.lax.optimization_barrier(y).T
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -41,9 +56,7 @@ def project(
     """
     c, t = config, x.shape[0]
     h = rms_norm(x, layer["attn_norm"], c.norm_eps)
-    width = c.n_kv_heads * (c.group + 2) * c.head_dim
-    qkv = product("te,eo->to", h, layer["qkv"].reshape(c.d_model, width))
-    qkv = qkv.reshape(t, c.n_kv_heads, c.group + 2, c.head_dim)
+    qkv = linear(layer, "qkv", h).reshape(t, c.n_kv_heads, c.group + 2, c.head_dim)
     if c.qkv_bias:
         qkv = qkv + layer["qkv_bias"][None]
     q, k, v = qkv[:, :, : c.group], qkv[:, :, c.group], qkv[:, :, c.group + 1]
@@ -57,20 +70,18 @@ def project(
 def finish(config: ModelConfig, layer: dict[str, jax.Array], x: jax.Array, attended: jax.Array) -> jax.Array:
     """Output projection, residuals and the gated MLP. `attended`: [T, Hkv, G, D]. Returns [T, d_model]."""
     c, t = config, x.shape[0]
-    o = layer["o"].reshape(c.n_heads * c.head_dim, c.d_model)
-    y = product("to,oe->te", attended.reshape(t, -1).astype(x.dtype), o)
+    y = linear(layer, "o", attended.reshape(t, -1).astype(x.dtype))
     x = x + (y + layer["o_bias"][None] if c.o_bias else y)
     h = rms_norm(x, layer["mlp_norm"], c.norm_eps)
-    gate_up = product("te,ef->tf", h, layer["gate_up"].reshape(c.d_model, 2 * c.d_ff))
-    gate, up = jnp.split(gate_up, 2, axis=-1)
-    return x + product("tf,fe->te", jax.nn.silu(gate) * up, layer["down"])
+    gate, up = jnp.split(linear(layer, "gate_up", h), 2, axis=-1)
+    return x + linear(layer, "down", jax.nn.silu(gate) * up)
 
 
 def unembed(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
     """Logits [T, vocab_size], float32, of the residual stream `x` [T, d_model]."""
     table = params["embed"] if config.tie_embeddings else params["unembed"]
     h = rms_norm(x, params["final_norm"], config.norm_eps)
-    return jnp.einsum("te,ve->tv", h, table, precision=_PRECISION, preferred_element_type=jnp.float32)
+    return _left_product(table, h)
 
 
 def layer_of(params: Params, index: int | jax.Array) -> dict[str, jax.Array]:

@@ -89,19 +89,35 @@ def abstract(config: ModelConfig, dtype: DTypeLike, shardings: Any = None) -> Pa
     )
 
 
-def unstack(params: Params) -> Params:
-    """The same params with `layers` as a list, one dict a layer: what the engine's unrolled layers read without a copy.
+# Projections by the number of leading axes that are the product's input, behind the layers axis.
+_MATRICES = {"qkv": 1, "o": 3, "gate_up": 1, "down": 1}
 
-    The stacked arrays are dropped one by one, so no more than one of them exists twice (where the caller keeps none).
+
+def unstack(params: Params) -> Params:
+    """The same params with `layers` as a list of dicts, one a layer, their matrices laid out for streaming.
+
+    What the engine's unrolled layers read: no slice of a stacked array to copy, and each projection as one matrix
+    [outputs, inputs] under its name with "_t" behind it. As the left operand of a product with few columns such a matrix
+    is read about twice as fast on a CPU as [inputs, outputs] on the right.
     """
-    layers: dict[str, jax.Array] = dict(params["layers"])
-    depth = next(iter(layers.values())).shape[0]
-    split: list[dict[str, jax.Array]] = [{} for _ in range(depth)]
-    for name in list(layers):
-        stacked = layers.pop(name)
-        for i in range(depth):
-            split[i][name] = stacked[i]
-    return {**params, "layers": split}
+    stacked: dict[str, jax.Array] = params["layers"]
+    depth = next(iter(stacked.values())).shape[0]
+    layers = []
+    for i in range(depth):
+        layer = {}
+        for name, w in stacked.items():
+            if name in _MATRICES:
+                inputs = math.prod(w.shape[1 : 1 + _MATRICES[name]])
+                layer[f"{name}_t"] = _transposed(w[i].reshape(inputs, -1))
+            else:
+                layer[name] = w[i]
+        layers.append(layer)
+    return {**params, "layers": layers}
+
+
+@jax.jit
+def _transposed(matrix: jax.Array) -> jax.Array:
+    return matrix.T
 
 
 def shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str] = TENSOR_PARALLEL) -> Any:
