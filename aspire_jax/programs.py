@@ -1,0 +1,91 @@
+"""The compiled programs of an engine: a fixed set, made before the first request and never again.
+
+They are compiled ahead of time from abstract arguments. A call whose arguments differ in shape, dtype or place raises;
+it cannot compile silently, so no measured time has a compilation in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from aspire_jax import engine as engine_lib
+from aspire_jax import prefill as prefill_lib
+from aspire_jax import step as step_lib
+from aspire_jax.costs import TERMS, CostModel
+from aspire_jax.engine import Engine, State
+from aspire_jax.params import Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Programs:
+    """Compiled `init`, `prefill`, `admit` and `run`, without the static engine argument. The state is donated.
+
+    Attributes:
+      home: where state lives.
+      blank: as `init`, without a cache: takes over one that is already filled.
+    """
+
+    home: Sharding
+    init: Any
+    blank: Any
+    prefill: Any
+    admit: Any
+    run: Any
+
+
+def compiled(engine: Engine, params: Params, chunk: int) -> Programs:
+    """The programs of `engine` for `params` like these; compiled by the first call, remembered for later ones.
+
+    Args:
+      chunk: tokens that a call of `prefill` takes.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    return _compile(engine, chunk, tree, tuple((x.shape, x.dtype, x.sharding) for x in leaves))
+
+
+@functools.lru_cache(maxsize=16)
+def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any, Sharding], ...]) -> Programs:
+    home = _home(leaves[0][2])
+    params = tree.unflatten([jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype, where in leaves])
+
+    def at_home(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home)
+
+    def ints(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    cost = CostModel(at_home(jax.ShapeDtypeStruct((TERMS,), jnp.float32)))
+    state = jax.tree.map(at_home, jax.eval_shape(functools.partial(engine_lib.init, engine), cost))
+    number = ints()
+    jits = {
+        "init": jax.jit(engine_lib.init, static_argnums=0).lower(engine, cost),
+        "blank": jax.jit(_without_cache, static_argnums=0).lower(engine, cost),
+        "prefill": jax.jit(prefill_lib.prefill, static_argnums=0, donate_argnums=2).lower(
+            engine, params, state, number, ints(chunk), number, number
+        ),
+        "admit": jax.jit(prefill_lib.admit, static_argnums=0, donate_argnums=1).lower(
+            engine, state, number, number, number, number, ints(engine.max_stop)
+        ),
+        "run": jax.jit(step_lib.run, static_argnums=0, donate_argnums=2).lower(engine, params, state, number, number),
+    }
+    with ThreadPoolExecutor(2) as pool:  # prefill and run are most of it, and XLA compiles without Python's lock
+        done = dict(zip(jits, pool.map(lambda lowered: lowered.compile(), jits.values()), strict=True))
+    return Programs(home, **done)
+
+
+def _without_cache(engine: Engine, cost: CostModel) -> State:
+    return dataclasses.replace(engine_lib.init(engine, cost), cache=())
+
+
+def _home(sharding: Sharding) -> Sharding:
+    """The params' device; replicated over their mesh where there are several."""
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec())
+    return sharding

@@ -1,0 +1,42 @@
+"""The pure layer: functions of arrays for programs that jit them themselves.
+
+    engine = pure.configure(config, "aspire", batch=8, capacity=8192, max_new=128)
+    state = pure.init(engine, pure.CostModel(coefficients))
+    state = pure.prefill(engine, params, state, slot, tokens, start, count)     for every chunk of a prompt
+    state = pure.admit(engine, state, slot, length, pending, max_new, stop)
+    state = pure.run(engine, params, state, max_steps, until_finished)          or pure.step, one at a time
+
+`engine` is static (hashable); donate `state`, so that the cache is updated in place. `params` are unstacked, as
+`aspire_jax.load` and `unstack` give them. What the steps emitted is in `state.slots`.
+"""
+
+from __future__ import annotations
+
+from aspire_jax.costs import CostModel, Fit, roofline
+from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, Slots, State, init
+from aspire_jax.methods import METHODS, Method, configure
+from aspire_jax.params import unstack
+from aspire_jax.prefill import admit, chunks, prefill
+from aspire_jax.step import run, step
+
+__all__ = [
+    "LENGTH",
+    "METHODS",
+    "RUNNING",
+    "STOP",
+    "CostModel",
+    "Engine",
+    "Fit",
+    "Method",
+    "Slots",
+    "State",
+    "admit",
+    "chunks",
+    "configure",
+    "init",
+    "prefill",
+    "roofline",
+    "run",
+    "step",
+    "unstack",
+]
