@@ -15,6 +15,7 @@ from aspire_jax.params import Params
 
 if TYPE_CHECKING:
     from aspire_jax.tokenizer import Tokenizer
+    from convert.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,20 +40,21 @@ class Model:
         return str(jax.tree.leaves(self.params)[0].dtype)
 
 
-def load(path_or_alias: str | Path, *, dtype: str | None = None) -> Model:
+def load(path_or_alias: str | Path, *, dtype: str | None = None, progress: Progress | None = None) -> Model:
     """Loads a converted model.
 
     Args:
       path_or_alias: a folder that `aspire convert` wrote, or the short name of a model that an installed package
         carries ("smollm2-135m"), which is converted into the cache folder on first use.
       dtype: "float32", "bfloat16" or "float16" in place of the stored dtype.
+      progress: told how the conversion goes, where one is needed.
 
     Raises:
       InputError: no such model, or a damaged one; names the folder and what was expected.
     """
     if dtype is not None and dtype not in checkpoint.DTYPES:
         raise InputError(f"dtype: {dtype!r}, expected one of {', '.join(checkpoint.DTYPES)}")
-    folder = find(path_or_alias)
+    folder = find(path_or_alias, progress)
     config = checkpoint.load_config(folder)
     restored = params.unstack(checkpoint.load_params(folder, config, dtype=dtype))
     tokenizer = None
@@ -64,7 +66,7 @@ def load(path_or_alias: str | Path, *, dtype: str | None = None) -> Model:
     return Model(config, restored, tokenizer, name)
 
 
-def find(path_or_alias: str | Path) -> Path:
+def find(path_or_alias: str | Path, progress: Progress | None = None) -> Path:
     """The converted folder that `path_or_alias` means; an alias is converted on first use.
 
     Raises:
@@ -77,7 +79,8 @@ def find(path_or_alias: str | Path) -> Path:
     from convert import ALIASES, resolve
 
     if str(path_or_alias) in ALIASES:
-        return resolve(str(path_or_alias))
+        name = str(path_or_alias)
+        return resolve(name) if progress is None else resolve(name, progress=progress)
     foreign = "a GGUF file" if path.is_file() and path.suffix == ".gguf" else ""
     if (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         foreign = "a Hugging Face folder"

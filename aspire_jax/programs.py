@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from aspire_jax import engine as engine_lib
 from aspire_jax import prefill as prefill_lib
 from aspire_jax import step as step_lib
+from aspire_jax.cache import KVCache
 from aspire_jax.costs import TERMS, CostModel
 from aspire_jax.engine import Engine, State
 from aspire_jax.params import Params
@@ -81,7 +82,7 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
 
 
 def _without_cache(engine: Engine, cost: CostModel) -> State:
-    return dataclasses.replace(engine_lib.init(engine, cost), cache=())
+    return dataclasses.replace(engine_lib.init(engine, cost), cache=KVCache((), ()))
 
 
 def _home(sharding: Sharding) -> Sharding:

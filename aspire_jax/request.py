@@ -174,18 +174,15 @@ def _prepare(model: Model, r: Request, index: int, name: str | int, longest: int
     for field in ("ignore_eos", "truncate"):
         _check(isinstance(getattr(r, field), bool), where, field, getattr(r, field), "true or false")
     assert r.max_tokens is not None
-    _check(
-        _whole(r.max_tokens) and r.max_tokens >= 1, where, "max_tokens", r.max_tokens, "a whole number of at least 1"
-    )
+    good = _whole(r.max_tokens) and r.max_tokens >= 1
+    _check(good, where, "max_tokens", r.max_tokens, "a whole number of at least 1")
     _check_sampling(r.sampling, where)
     stop = (r.stop,) if isinstance(r.stop, str) else r.stop
-    texts = isinstance(stop, Sequence) and all(isinstance(s, str) and s and _encodable(s) for s in stop)
-    _check(texts, where, "stop", r.stop, "a string or a list of strings, none of them empty")
+    _check(_are_texts(stop), where, "stop", r.stop, "a string or a list of strings, none of them empty")
     assert stop is not None
     vocabulary = model.config.vocab_size
     ids = r.stop_token_ids
-    known = isinstance(ids, Sequence) and all(_whole(i) and 0 <= i < vocabulary for i in ids)
-    _check(known, where, "stop_token_ids", ids, f"a list of token ids from 0 to {vocabulary - 1}")
+    _check(_are_ids(ids, vocabulary), where, "stop_token_ids", ids, f"a list of token ids from 0 to {vocabulary - 1}")
     _check(model.tokenizer is not None or not stop, where, "stop", stop, "a model with a tokenizer")
     tokens = _tokenise(model, r, where)
     room = longest - r.max_tokens
@@ -219,23 +216,18 @@ def _tokenise(model: Model, r: Request, where: str) -> list[int]:
         raise InputError(f"{where}: {' and '.join(given) or 'no prompt'}, expected one of prompt, messages, token_ids")
     if r.token_ids is not None:
         ids, vocabulary = r.token_ids, model.config.vocab_size
-        good = (
-            isinstance(ids, Sequence | np.ndarray)
-            and not isinstance(ids, str)
-            and all(_whole(i) and 0 <= i < vocabulary for i in ids)
-        )
-        _check(good and len(ids) > 0, where, "token_ids", ids, f"token ids from 0 to {vocabulary - 1}, at least one")
+        good = _are_ids(ids, vocabulary) and len(ids) > 0
+        _check(good, where, "token_ids", ids, f"token ids from 0 to {vocabulary - 1}, at least one")
         return [int(i) for i in ids]
     if model.tokenizer is None:
         raise InputError(f"{where}: {given[0]}: model {model.name} has no tokenizer, expected token_ids")
     if r.prompt is not None:
-        good = isinstance(r.prompt, str) and r.prompt != "" and _encodable(r.prompt)
-        _check(good, where, "prompt", r.prompt, "text, not empty")
+        _check(_are_texts([r.prompt]), where, "prompt", r.prompt, "text, not empty")
         tokens = model.tokenizer.encode(r.prompt)
     else:
         assert r.messages is not None
-        good = isinstance(r.messages, Sequence) and len(r.messages) > 0 and all(map(_is_message, r.messages))
-        _check(good, where, "messages", r.messages, 'a list of {"role": text, "content": text}, not empty')
+        what = 'a list of {"role": text, "content": text}, not empty'
+        _check(_are_messages(r.messages), where, "messages", r.messages, what)
         try:
             tokens = model.tokenizer.encode_chat(r.messages)
         except InputError as error:
@@ -260,9 +252,27 @@ def _check_sampling(fields: Mapping[str, Any], where: str) -> None:
             raise _refuse(where, name, value, f"one of the sampling fields {', '.join(SAMPLING)}")
 
 
-def _is_message(message: Any) -> bool:
-    texts = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-    return texts and all(_encodable(value) for value in message.values() if isinstance(value, str))
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, Sequence) and all(isinstance(v, str) and v and _encodable(v) for v in values)
+
+
+def _are_ids(values: Any, vocabulary: int) -> bool:
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray):
+        return False
+    return all(_whole(i) and 0 <= i < vocabulary for i in values)
+
+
+def _are_messages(values: Any) -> bool:
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        return False
+    for message in values:
+        if not isinstance(message, Mapping):
+            return False
+        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            return False
+        if not all(_encodable(value) for value in message.values() if isinstance(value, str)):
+            return False
+    return True
 
 
 def _whole(value: Any) -> bool:

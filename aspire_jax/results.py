@@ -113,6 +113,7 @@ class Report:
     """Figures of a whole run, kept up to date while it goes on. Compiling is in neither of the other times.
 
     Attributes:
+      stage: "compile", "prefill" or "decode", whichever goes on.
       requests, finished: how many there are, and have finished.
       prompt_tokens: tokens to prefill; prefilled: those done.
       completion_tokens: tokens of the completions so far; planned_tokens: most that may come.
@@ -122,6 +123,7 @@ class Report:
       cost: [4] fitted coefficients of the cost model (see `costs.CostModel`).
     """
 
+    stage: Literal["compile", "prefill", "decode"] = "compile"
     requests: int = 0
     finished: int = 0
     prompt_tokens: int = 0
@@ -156,4 +158,6 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Fields and rates, for JSON."""
         rates = ("tokens_per_second", "acceptance", "mean_accepted_length")
-        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in rates}}
+        fields = dataclasses.asdict(self)
+        del fields["stage"]
+        return {**fields, **{name: getattr(self, name) for name in rates}}

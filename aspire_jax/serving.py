@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import numpy as np
@@ -69,7 +69,7 @@ def stream(
       stop, truncate: for requests that do not say; see `Request`.
       max_length: tokens of a prompt and its completion together, where less than the model's; bounds memory.
       fit: a cost model's fit to go on with, from an earlier call with the same model.
-      progress: called with the report after every prefilled chunk and every run of steps.
+      progress: called with the report before compiling, after every prefilled chunk and every run of steps.
 
     Raises:
       InputError: a prompt that cannot be served; before any work is done.
@@ -98,6 +98,7 @@ class Stream(Iterator[Chunk]):
     Attributes:
       report: the figures of the run so far.
       fit: the cost model's fit, which a later call may go on with.
+      progress: the callback; may be set before the first chunk is asked for.
       cache: after the last chunk, the cache, if it was to be kept.
     """
 
@@ -129,7 +130,8 @@ class Stream(Iterator[Chunk]):
         )
         self.fit = costs.Fit(machine_prior(model)) if fit is None else fit
         self.cache: KVCache | None = cache
-        self._model, self._engine, self._keep, self._progress = model, engine, keep_cache, progress
+        self._model, self._engine, self._keep = model, engine, keep_cache
+        self.progress = progress
         self._queue = collections.deque(requests)
         self._rows: list[_Row | None] = [None] * engine.batch
         self._finished = Stats(steps=0, drafted=0, accepted=0, verifications=0, emitted=0)
@@ -152,6 +154,7 @@ class Stream(Iterator[Chunk]):
 
     def _serve(self) -> Generator[Chunk]:
         prefilled = self.cache is not None
+        self._tell("compile")
         started = time.perf_counter()
         programs = compiled(self._engine, self._model.params, CHUNK)
         self.report.compile_seconds = time.perf_counter() - started
@@ -167,7 +170,7 @@ class Stream(Iterator[Chunk]):
                     state = self._admit(programs, state, slot, self._queue.popleft(), prefilled)
             state = self._run(programs, state)
             state, chunks = self._harvest(programs, state)
-            self._tell()
+            self._tell("decode")
             yield from chunks
         if self._keep:
             self.cache = state.cache
@@ -180,7 +183,7 @@ class Stream(Iterator[Chunk]):
             state = programs.prefill(self._model.params, state, row, tokens, np.int32(start), np.int32(count))
             jax.block_until_ready(state.slots.length)
             self.report.prefilled += count
-            self._tell()
+            self._tell("prefill")
         stop = np.full((self._engine.max_stop,), -1, np.int32)
         stop[: len(request.stop_ids)] = request.stop_ids
         length, last = len(request.tokens) - 1, request.tokens[-1]
@@ -263,9 +266,10 @@ class Stream(Iterator[Chunk]):
             state = dataclasses.replace(state, slots=dataclasses.replace(state.slots, active=active))
         return state, chunks
 
-    def _tell(self) -> None:
-        if self._progress is not None:
-            self._progress(self.report)
+    def _tell(self, stage: Literal["compile", "prefill", "decode"]) -> None:
+        self.report.stage = stage
+        if self.progress is not None:
+            self.progress(self.report)
 
 
 def _completion(row: _Row, reason: int, margins: np.ndarray) -> Completion:

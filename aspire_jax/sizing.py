@@ -30,7 +30,7 @@ def engine_for(
         raise ValueError(f"slots: {slots!r}, expected a whole number of at least 1")
     longest = max(len(r.tokens) + r.max_new for r in requests)
     stops = max(len(r.stop_ids) for r in requests)
-    return methods.configure(
+    engine = methods.configure(
         model.config,
         method,
         batch=min(slots, len(requests)),
@@ -41,6 +41,8 @@ def engine_for(
         max_stop=_rounded(max(1, stops), 8),
         dtype=model.dtype,
     )
+    _ = engine.plan  # refuses a policy that does not fit the model, before anything is compiled
+    return engine
 
 
 def machine_prior(model: Model) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A request's answer as it grows: token by token, so that a stop string ends it at the same place whatever the method."""
+"""A request's answer as it grows, token by token: a stop string ends it at the same place whatever the method."""
 
 from __future__ import annotations
 

@@ -1,0 +1,88 @@
+"""The command line: `aspire generate`, `aspire demo`, `aspire info`, `aspire convert`.
+
+Every command returns an exit code: 0, 1 where the outcome is bad (`demo`: an answer differs), 2 for bad input, 130
+where it was interrupted. Nothing heavy is imported before the arguments are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from aspire_jax.cli import convert, demo, generate, info
+from aspire_jax.errors import InputError
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+_COMMANDS = {"generate": generate, "demo": demo, "info": info, "convert": convert}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that `argv` names. Returns the exit code."""
+    parser = _Parser(prog="aspire", description="Exact long-context batch decoding, faster.")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, module in _COMMANDS.items():
+        summary = (module.__doc__ or "").splitlines()[0]
+        summary = summary.split(": ", 1)[-1]
+        module.add_arguments(commands.add_parser(name, help=summary, description=summary))
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:  # --help, or an error that is already printed
+        return int(stop.code or 0)
+    if args.version:
+        import importlib.metadata
+
+        print(importlib.metadata.version("aspire-jax"))
+        return OK
+    if args.command is None:
+        parser.print_help()
+        return BAD_INPUT
+    try:
+        with _terminate_as_interrupt():
+            return _COMMANDS[args.command].run(args)
+    except InputError as error:
+        return fail(str(error))
+    except BrokenPipeError:  # whoever read standard output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        return fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except KeyboardInterrupt as interrupt:
+        print(f"aspire: interrupted{', ' if str(interrupt) else ''}{interrupt}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def fail(message: str, code: int = BAD_INPUT) -> int:
+    """Prints one line on standard error; returns `code`."""
+    print(f"aspire: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, as those of every command."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(fail(f"{message} (see {self.prog} --help)"))
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Lets SIGTERM unwind like Ctrl-C, so that what is finished is kept; no change outside the main thread."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,183 @@
+"""aspire generate: prompts in, exact answers out, from a JSONL file to a JSONL file or for one prompt."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aspire_jax.cli import progress, requests_file, setup
+from aspire_jax.cli.journal import Journal
+from aspire_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from aspire_jax.loading import Model
+    from aspire_jax.request import Prepared
+    from aspire_jax.results import Completion, Report
+    from aspire_jax.serving import Stream
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("--model", "-m", required=True, metavar="M", help="converted folder, or smollm2-135m")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--input", "-i", metavar="FILE", help='JSONL: {"id", "prompt"} or {"id", "messages"} a line')
+    source.add_argument("--prompt", "-p", metavar="TEXT", help="one prompt; the answer is printed as it comes")
+    parser.add_argument("--chat", action="store_true", help="--prompt is a user's message, not text to continue")
+    parser.add_argument("--output", "-o", metavar="FILE", help="JSONL with the answers, in the order of the input")
+    parser.add_argument(
+        "--method", default="aspire", help="aspire (default), autoregressive, ...; the answers are equal"
+    )
+    parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
+    parser.add_argument("--max-tokens", type=setup.positive, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--slots", type=setup.positive, default=8, metavar="B", help="prompts at a time (default: 8)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
+    parser.add_argument("--max-length", type=setup.positive, metavar="S", help="prompt and answer, below the model's")
+    parser.add_argument("--dtype", choices=setup.DTYPES, help="default: the model's")
+    parser.add_argument("--truncate", action="store_true", help="cut the middle out of prompts that are too long")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output, discard an interrupted run")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but the answer and errors")
+    setup.add_json(parser, "the run's figures")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    _check(args)
+    if args.input is not None:
+        return _file(args)
+    return _prompt(args)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses combinations of options, before anything is imported or read."""
+    if args.input is not None:
+        if args.output is None:
+            raise InputError("--output: missing, expected a file name beside --input")
+        if args.chat:
+            raise InputError("--chat: with --input, expected --prompt (lines of a file have messages)")
+        if args.resume and args.overwrite:
+            raise InputError("--resume: with --overwrite, expected one of them")
+        if Path(args.output).resolve() == Path(args.input).resolve():
+            raise InputError(f"--output: {args.output}, expected another file than the input")
+        return
+    for name in ("output", "resume", "overwrite"):
+        if getattr(args, name):
+            raise InputError(f"--{name}: with --prompt, expected --input")
+
+
+def _file(args: argparse.Namespace) -> int:
+    from aspire_jax import request
+
+    requests, places, digest = requests_file.read(args.input)
+    options = setup.policy_options(args.method, args.policy)
+    ids = [r.id for r in requests if r.id is not None]
+    model = _load(args)
+    prepared = request.prepare(model, requests, places=places, **_limits(args))
+    settings = {"input": digest, "model": _identity(model), "method": args.method, "options": options, **_limits(args)}
+    journal = Journal(args.output, ids, settings)
+    journal.check(resume=args.resume, overwrite=args.overwrite)
+    if journal.complete:
+        _say(args, f"{args.output}: complete, nothing to do")
+        return 0
+    left = [r for r in prepared if r.id not in journal.done]
+    kept = len(prepared) - len(left)
+    report = None
+    with journal:
+        if left:
+            stream = _stream(args, model, left, options)
+            try:
+                with progress.Reporter(quiet=args.quiet) as stream.progress:
+                    for chunk in stream:
+                        if chunk.completion is not None:
+                            journal.add(chunk.completion.as_dict())
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"{len(journal.done)} of {len(prepared)} answers are in {journal.partial}; --resume goes on"
+                ) from None
+            report = stream.report
+        journal.finish()
+    figures: dict[str, Any] = {"answers": len(prepared), "resumed": kept}
+    if args.json:
+        setup.write_json(args.json, {**_about(args, model, options), **figures, **_figures(report)})
+    resumed = f" ({kept} from the interrupted run)" if kept else ""
+    _say(args, f"{args.output}: {len(prepared)} answers{resumed}{_summary(report)}")
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> int:
+    from aspire_jax import request
+
+    options = setup.policy_options(args.method, args.policy)
+    model = _load(args)
+    one = request.Request(messages=[{"role": "user", "content": args.prompt}]) if args.chat else args.prompt
+    prepared = request.prepare(model, [one], places=["--prompt"], **_limits(args))
+    stream = _stream(args, model, prepared, options)
+    shown = args.json != "-"
+    # On a terminal the text itself is the progress; a bar would be drawn into it.
+    hidden = args.quiet or (shown and sys.stdout.isatty())
+    completion: Completion | None = None
+    with progress.Reporter(quiet=hidden) as stream.progress:
+        for chunk in stream:
+            if shown:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+            completion = chunk.completion
+    assert completion is not None
+    if shown:
+        print()
+    if args.json:
+        answer = completion.as_dict()
+        del answer["id"]
+        setup.write_json(args.json, {**_about(args, model, options), "answer": answer, **_figures(stream.report)})
+    if not args.quiet:
+        print(f"{completion.finish_reason}{_summary(stream.report)}", file=sys.stderr)
+    return 0
+
+
+def _load(args: argparse.Namespace) -> Model:
+    return setup.load_model(args.model, dtype=args.dtype, quiet=args.quiet)
+
+
+def _limits(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("max_tokens", "stop", "truncate", "max_length")}
+
+
+def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], options: dict[str, Any]) -> Stream:
+    from aspire_jax.serving import Stream
+    from aspire_jax.sizing import engine_for
+
+    try:
+        engine = engine_for(model, prepared, method=args.method, slots=args.slots, options=options)
+    except ValueError as error:
+        raise InputError(f"--policy {error}") from error
+    return Stream(model, prepared, engine)
+
+
+def _identity(model: Model) -> str:
+    """The model as an interrupted run remembers it: its name may be another folder's by now."""
+    import hashlib
+
+    return f"{model.name} {model.dtype} {hashlib.sha256(model.config.to_json().encode()).hexdigest()[:12]}"
+
+
+def _about(args: argparse.Namespace, model: Model, options: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model.name, "dtype": model.dtype, "method": args.method, "options": options, **_limits(args)}
+
+
+def _figures(report: Report | None) -> dict[str, Any]:
+    return {"report": None if report is None else report.as_dict()}
+
+
+def _summary(report: Report | None) -> str:
+    if report is None:
+        return ""
+    rates = f"decode {report.tokens_per_second:.1f} tokens/s, prefill {report.prefill_seconds:.1f} s"
+    drafts = f", acceptance {report.acceptance:.0%}, mean accepted {report.mean_accepted_length:.1f}"
+    return f", {report.completion_tokens:,} tokens, {rates}{drafts if report.drafted else ''}"
+
+
+def _say(args: argparse.Namespace, text: str) -> None:
+    if not args.quiet and args.json != "-":
+        print(text)

@@ -1,0 +1,156 @@
+"""Two methods on the same prompts: are the answers the same, and which was faster?
+
+The prompts are prefilled once. Decoding only appends to the cache, so each method takes the cache over from the one
+before and starts again behind the prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aspire_jax.cache import KVCache
+from aspire_jax.loading import Model
+from aspire_jax.request import Prepared
+from aspire_jax.results import Completion, Report, ratio
+from aspire_jax.serving import Stream
+from aspire_jax.sizing import engine_for
+
+# How close the two best logits must lie for rounding to exchange them: logits are some tens, and two orders of
+# summation differ by a few hundred units in the last place of a float32, a few of a 16-bit float.
+NEAR_TIE = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 0.25}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Where an answer departs from the reference.
+
+    Attributes:
+      index: the request's.
+      position: its first token that differs.
+      margin: how far the chosen token's logit lay above the second best there, in the method where that is more.
+      near_tie: whether rounding explains it.
+    """
+
+    index: int
+    position: int
+    margin: float
+    near_tie: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+      reference, candidate: the answers of both methods, in the order of the prompts.
+      reference_reports, candidate_reports: figures of each round.
+      differences: answers that are not equal, token by token.
+    """
+
+    reference: list[Completion]
+    candidate: list[Completion]
+    reference_reports: list[Report]
+    candidate_reports: list[Report]
+    differences: list[Difference]
+
+    @property
+    def prefill(self) -> Report:
+        """Figures of the run that prefilled."""
+        return self.reference_reports[0]
+
+    @property
+    def best(self) -> tuple[Report, Report]:
+        """Each method's fastest round: a shared machine only ever adds time."""
+        fastest = [max(r, key=lambda r: r.tokens_per_second) for r in (self.reference_reports, self.candidate_reports)]
+        return fastest[0], fastest[1]
+
+    @property
+    def speedup(self) -> float:
+        """Decoded tokens per second, candidate to reference."""
+        reference, candidate = self.best
+        return ratio(candidate.tokens_per_second, reference.tokens_per_second)
+
+    @property
+    def exact(self) -> int:
+        """Answers that are equal."""
+        return len(self.reference) - len(self.differences)
+
+    @property
+    def defects(self) -> list[Difference]:
+        """Differences that rounding does not explain."""
+        return [d for d in self.differences if not d.near_tie]
+
+
+def compare(
+    model: Model,
+    requests: Sequence[Prepared],
+    *,
+    reference: str = "autoregressive",
+    candidate: str = "aspire",
+    options: Mapping[str, Any] | None = None,
+    rounds: int = 2,
+    progress: Callable[[str, Report], None] | None = None,
+) -> Comparison:
+    """Decodes `requests`, all at a time, with both methods in turns.
+
+    Args:
+      requests: as `request.prepare` made them.
+      options: of the candidate's policies.
+      rounds: how often each method decodes.
+      progress: called with the method's name and its report.
+
+    Raises:
+      ValueError: no such method or option.
+    """
+    slots = len(requests)
+    engines = {
+        reference: engine_for(model, requests, method=reference, slots=slots),
+        candidate: engine_for(model, requests, method=candidate, slots=slots, options=options),
+    }
+    cache: KVCache | None = None
+    fit = None
+    reports: dict[str, list[Report]] = {name: [] for name in engines}
+    answers: dict[str, list[list[Completion]]] = {name: [] for name in engines}
+    for _ in range(rounds):
+        for name, engine in engines.items():
+
+            def tell(report: Report, name: str = name) -> None:
+                if progress is not None:
+                    progress(name, report)
+
+            stream = Stream(model, requests, engine, fit=fit, progress=tell, cache=cache, keep_cache=True)
+            answers[name].append(stream.collect())
+            reports[name].append(stream.report)
+            cache, fit = stream.cache, stream.fit
+    # A method is equal only if it is in every round.
+    found: dict[int, Difference] = {}
+    for candidates in answers[candidate]:
+        for difference in differences(answers[reference][0], candidates, NEAR_TIE[model.dtype]):
+            worse = difference.index not in found or not difference.near_tie
+            found |= {difference.index: difference} if worse else {}
+    return Comparison(
+        reference=answers[reference][0],
+        candidate=answers[candidate][-1],
+        reference_reports=reports[reference],
+        candidate_reports=reports[candidate],
+        differences=sorted(found.values(), key=lambda d: d.index),
+    )
+
+
+def differences(reference: Sequence[Completion], candidate: Sequence[Completion], near_tie: float) -> list[Difference]:
+    """The answers that are not equal; a difference is a near tie where neither method saw a margin above `near_tie`."""
+    out = []
+    for a, b in zip(reference, candidate, strict=True):
+        if a.token_ids == b.token_ids:
+            continue
+        n = min(len(a.token_ids), len(b.token_ids))
+        same = np.asarray(a.token_ids[:n]) == np.asarray(b.token_ids[:n])
+        position = n if same.all() else int(np.argmin(same))
+        # Where one answer merely goes on, no margin excuses it.
+        margin = float(max(a.margins[position], b.margins[position])) if position < n else float("inf")
+        out.append(Difference(index=a.index, position=position, margin=margin, near_tie=margin < near_tie))
+    return out
