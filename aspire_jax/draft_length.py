@@ -270,7 +270,9 @@ class AspireDraftLength:
             ones = view.active.astype(jnp.int32)
             draft = view.shapes.forecast(view.active, ones, view.lengths, view.selected)
             verify = view.shapes.forecast(jnp.zeros_like(view.active), ones * (held + 1), view.lengths, view.selected)
-            time = jnp.max(held).astype(jnp.float32) * view.cost.seconds(draft) + view.cost.seconds(verify)
+            most = jnp.max(held).astype(jnp.float32)
+            copy = view.shapes.copy(view.selected) * jnp.minimum(most, np.float32(1.0))
+            time = most * view.cost.seconds(draft) + view.cost.seconds(verify + copy)
             return jnp.sum(tokens) / time
 
         best = jnp.argmax(jax.vmap(rate)(gammas)).astype(jnp.int32)

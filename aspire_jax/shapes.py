@@ -22,6 +22,8 @@ LOOP_STAIRS = (1, 5)
 # Reading a block through the tile loop costs this many times what it costs in the batched product (measured on the
 # CPU, where the loop copies each block first; see docs/architecture.md).
 LOOP_PENALTY = 1.7
+# Copying a selected token costs as much as reading this many (a read, a write and a gather's indexing).
+COPY_READS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +106,22 @@ class Shapes:
                 rank.append(jnp.where(total <= s.tokens, jnp.where(in_one & no_drafts & self.dense, 1, 2), 0))
         return jnp.argmax(jnp.stack(rank)).astype(jnp.int32)
 
-    def work(self, index: jax.Array, drafting: jax.Array, queries: jax.Array, lengths: jax.Array, selected: jax.Array):
-        """Work [4] (see `costs.work`) of a step of shape `index`; `selected` [B] counts tokens a draft may read."""
+    def work(
+        self,
+        index: jax.Array,
+        drafting: jax.Array,
+        queries: jax.Array,
+        lengths: jax.Array,
+        selected: jax.Array,
+        copied: jax.Array,
+    ) -> jax.Array:
+        """Work [4] (see `costs.work`) of a step of shape `index`.
+
+        Args:
+          drafting, queries, lengths: as for `choose`.
+          selected: [B] float32, tokens a draft of the row reads.
+          copied: scalar bool, whether the selected pages are copied afresh first.
+        """
         width = jnp.asarray([s.tokens for s in self.all], jnp.float32)[index]
         dense = jnp.asarray([s.queries if s.kind == "dense" else 0 for s in self.all], jnp.float32)[index]
         verifying = (queries > 0) & ~drafting
@@ -115,11 +131,17 @@ class Shapes:
         loop_read, loop_pairs = jnp.sum(blocks) * penalty, jnp.sum(blocks * queries.astype(jnp.float32)) * penalty
         rows = np.float32(self.batch * self.capacity)
         read = jnp.where(dense > 0, rows, loop_read) + jnp.sum(context)
+        read = read + jnp.where(copied, np.float32(COPY_READS) * jnp.sum(selected), 0.0)
         return costs.work(width, read, jnp.where(dense > 0, rows * dense, loop_pairs) + jnp.sum(context))
 
     def forecast(self, drafting: jax.Array, queries: jax.Array, lengths: jax.Array, selected: jax.Array) -> jax.Array:
-        """Work [4] of the step in which rows act as given."""
-        return self.work(self.choose(drafting, queries, lengths), drafting, queries, lengths, selected)
+        """Work [4] of the step in which rows act as given, without a copy of the selected pages."""
+        index = self.choose(drafting, queries, lengths)
+        return self.work(index, drafting, queries, lengths, selected, jnp.asarray(False))
+
+    def copy(self, selected: jax.Array) -> jax.Array:
+        """Work [4] of copying every row's selected pages, beside the step it happens in."""
+        return costs.work(0, np.float32(COPY_READS) * jnp.sum(selected), 0) * np.array([0, 1, 1, 1], np.float32)
 
     def _blocks(self, lengths: jax.Array) -> jax.Array:
         return (lengths + self.block - 1) // self.block * self.block

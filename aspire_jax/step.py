@@ -31,7 +31,8 @@ def step(engine: Engine, params: Params, state: State) -> State:
     drafting, queries = _decide(engine, state, view)
     shapes = engine.shapes
     index = shapes.choose(drafting, queries, view.lengths)
-    work = shapes.work(index, drafting, queries, view.lengths, view.selected)
+    copied = jnp.any(state.slots.stale & drafting)
+    work = shapes.work(index, drafting, queries, view.lengths, view.selected, copied)
     plain = shapes.forecast(jnp.zeros_like(drafting), view.active.astype(jnp.int32), view.lengths, view.selected)
     if engine.d_max:
         state = _renew(engine, state, drafting)
