@@ -115,11 +115,11 @@ def compare(
     fit = None
     reports: dict[str, list[Report]] = {name: [] for name in engines}
     answers: dict[str, list[list[Completion]]] = {name: [] for name in engines}
-    for _ in range(rounds):
+    for turn in range(rounds):
         for name, engine in engines.items():
 
-            def tell(report: Report, name: str = name) -> None:
-                if progress is not None:
+            def tell(report: Report, name: str = name, compiles: bool = turn == 0) -> None:
+                if progress is not None and (compiles or report.stage != "compile"):
                     progress(name, report)
 
             stream = Stream(model, requests, engine, fit=fit, progress=tell, cache=cache, keep_cache=True)

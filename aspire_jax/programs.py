@@ -24,13 +24,14 @@ from aspire_jax.engine import Engine, State
 from aspire_jax.params import Params
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Programs:
     """Compiled `init`, `prefill`, `admit` and `run`, without the static engine argument. The state is donated.
 
     Attributes:
       home: where state lives.
       blank: as `init`, without a cache: takes over one that is already filled.
+      used: whether `run` ran before. Its first run also finds memory for the program's buffers: no measure of a step.
     """
 
     home: Sharding
@@ -39,6 +40,7 @@ class Programs:
     prefill: Any
     admit: Any
     run: Any
+    used: bool = False
 
 
 def compiled(engine: Engine, params: Params, chunk: int) -> Programs:

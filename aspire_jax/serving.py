@@ -201,7 +201,9 @@ class Stream(Iterator[Chunk]):
         state = programs.run(self._model.params, state, np.int32(RUN_STEPS), np.int32(until_finished))
         work = np.array(state.work)  # waits for the run
         seconds = time.perf_counter() - started
-        self.fit.update(work, seconds)
+        if programs.used:
+            self.fit.update(work, seconds)
+        programs.used = True
         self.report.decode_seconds += seconds
         self.report.steps += int(work[0])
         self.report.cost = tuple(float(b) for b in self.fit.coefficients)

@@ -34,8 +34,7 @@ def engine_for(
         model.config,
         method,
         batch=min(slots, len(requests)),
-        # Every step may read the whole capacity: no more than 1/32 is added.
-        capacity=min(_rounded(longest, max(64, 1 << (longest // 32).bit_length() - 1)), model.config.max_length),
+        capacity=min(_rounded(longest, _grain(longest)), model.config.max_length),
         max_new=1 << (max(64, *(r.max_new for r in requests)) - 1).bit_length(),
         options=options,
         max_stop=_rounded(max(1, stops), 8),
@@ -50,6 +49,11 @@ def machine_prior(model: Model) -> np.ndarray:
     platform = next(iter(jax.tree.leaves(model.params)[0].devices())).platform
     bandwidth, flops = _MACHINES.get(platform, _MACHINES["gpu"])
     return costs.roofline(model.config, np.dtype(jax.tree.leaves(model.params)[0].dtype).itemsize, bandwidth, flops)
+
+
+def _grain(tokens: int) -> int:
+    """What a capacity of about `tokens` is rounded up to: steps may read all of it, so at most 1/32 is added."""
+    return max(64, 1 << max(0, (tokens // 32).bit_length() - 1))
 
 
 def _rounded(value: int, to: int) -> int:
