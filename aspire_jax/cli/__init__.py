@@ -35,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # --help, or an error that is already printed
         return int(stop.code or 0)
     if args.version:
-        import importlib.metadata
-
-        print(importlib.metadata.version("aspire-jax"))
+        print(_version())
         return OK
     if args.command is None:
         parser.print_help()
@@ -55,6 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"aspire: interrupted{', ' if str(interrupt) else ''}{interrupt}", file=sys.stderr)
         return INTERRUPTED
+
+
+def _version() -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("aspire-jax")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "not installed"
 
 
 def fail(message: str, code: int = BAD_INPUT) -> int:

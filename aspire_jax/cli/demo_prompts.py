@@ -52,10 +52,9 @@ def _reference(tokenizer: Tokenizer, context: int) -> Iterator[Request]:
         label, names, instruction = _REFERENCE[number % len(_REFERENCE)]
         chosen = [topics[name] for name in names if name in topics]
         others = [text for _, text in sorted(topics.items()) if text not in chosen]
-        turn = 7 * (number // len(_REFERENCE))  # other text when the list begins anew
-        text = _cut(tokenizer, "\n\n".join([*chosen, *others[turn:], *others[:turn]]), context - _LEFT_FREE)
-        round_ = f" ({number // len(_REFERENCE) + 1})" if number >= len(_REFERENCE) else ""
-        yield Request(id=label + round_, messages=[{"role": "user", "content": f"{text}\n\n{instruction}"}])
+        turn = number // len(_REFERENCE)
+        text = _cut(tokenizer, "\n\n".join([*chosen, *others]), context - _LEFT_FREE, turn)
+        yield Request(id=_name(label, turn), messages=[{"role": "user", "content": f"{text}\n\n{instruction}"}])
 
 
 def _continue(tokenizer: Tokenizer, context: int) -> Iterator[Request]:
@@ -66,12 +65,19 @@ def _continue(tokenizer: Tokenizer, context: int) -> Iterator[Request]:
     for number in range(1_000_000):
         # Several files in a row where one is shorter than the context.
         order = files[number % len(files) :] + files[: number % len(files)]
-        text = _cut(tokenizer, "\n".join(f.read_text(encoding="utf-8") for f in order[:4]), context)
-        round_ = f" ({number // len(files) + 1})" if number >= len(files) else ""
-        yield Request(id=f"continue: {order[0].name}{round_}", prompt=text.rsplit("\n", 1)[0] + "\n")
+        turn = number // len(files)
+        text = _cut(tokenizer, "\n".join(f.read_text(encoding="utf-8") for f in order[:4]), context, turn)
+        yield Request(id=_name(f"continue: {order[0].name}", turn), prompt=text.rsplit("\n", 1)[0] + "\n")
 
 
-def _cut(tokenizer: Tokenizer, text: str, tokens: int) -> str:
-    """The beginning of `text`, about `tokens` tokens of it, whole words."""
-    ids = tokenizer.encode(text[: 12 * tokens], add_bos=False)
-    return tokenizer.decode(ids[:tokens]).rsplit(" ", 1)[0] if len(ids) > tokens else text[: 12 * tokens]
+def _name(label: str, turn: int) -> str:
+    return f"{label} ({turn + 1})" if turn else label
+
+
+def _cut(tokenizer: Tokenizer, text: str, tokens: int, turn: int) -> str:
+    """About `tokens` tokens of `text`, whole words, from its beginning; in later turns from further behind."""
+    characters = 12 * tokens  # more than these tokens have
+    begin = turn * 4 * tokens % max(1, len(text) - characters)
+    text = text[begin : begin + characters]
+    ids = tokenizer.encode(text, add_bos=False)
+    return tokenizer.decode(ids[:tokens]).rsplit(" ", 1)[0] if len(ids) > tokens else text

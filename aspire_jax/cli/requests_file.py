@@ -37,8 +37,9 @@ def read(path: str | Path) -> tuple[list[Request], list[str], str]:
             continue
         where = f"{path}:{number}"
         fields = parse(line, where)
-        if "id" not in fields:
-            raise InputError(f"{where}: id: missing, expected a string or a whole number")
+        if fields.get("id") is None:
+            found = "null" if "id" in fields else "missing"
+            raise InputError(f"{where}: id: {found}, expected a string or a whole number")
         requests.append(from_mapping(fields, where))
         places.append(where)
         digest.update(json.dumps(fields, sort_keys=True).encode() + b"\n")

@@ -1,0 +1,150 @@
+"""`aspire generate`: files in and out, one prompt, figures as JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import aspire_jax
+from aspire_jax.cli import setup
+from tests.cli.files import SMALL, prompts, read_lines, write_lines
+
+
+def test_a_file_of_prompts(aspire, folder, model, tmp_path):
+    source = prompts(tmp_path / "in.jsonl")
+    outputs = {}
+    for method in ("aspire", "autoregressive"):
+        options = (*SMALL, "--slots", 3) if method == "aspire" else (*SMALL[:4], "--slots", 3)
+        file = tmp_path / f"{method}.jsonl"
+        done = aspire("generate", "-m", folder, "-i", source, "-o", file, "--method", method, *options)
+        assert done.code == 0, done.err
+        assert re.fullmatch(rf"{file}: 7 answers, \d+ tokens, decode [\d.]+ tokens/s, prefill [\d.]+ s.*\n", done.out)
+        assert "decode" in done.err and "7 of 7 done" in done.err
+        outputs[method] = read_lines(file)
+        assert not file.with_name(file.name + ".partial").exists()
+    lines = outputs["aspire"]
+    assert [line["id"] for line in lines] == [f"p{i}" for i in range(7)]
+    expected = aspire_jax.generate(
+        model, [line["prompt"] for line in read_lines(source)], max_tokens=40, slots=3, method="autoregressive"
+    )
+    for line, other, answer in zip(lines, outputs["autoregressive"], expected, strict=True):
+        assert line["token_ids"] == other["token_ids"] == answer.token_ids
+        assert (line["text"], line["finish_reason"]) == (other["text"], other["finish_reason"])
+        assert line["text"] == answer.text
+        assert line["usage"] == {"prompt_tokens": answer.prompt_tokens, "completion_tokens": len(answer.token_ids)}
+        assert set(line["stats"]) == {"steps", "drafted", "accepted", "verifications", "mean_accepted_length"}
+
+
+def test_fields_of_a_line(aspire, folder, tmp_path):
+    source = write_lines(
+        tmp_path / "in.jsonl",
+        {"id": 1, "prompt": "ab" * 40, "max_tokens": 3, "ignore_eos": True},
+        {"id": "1", "messages": [{"role": "user", "content": "hello"}], "stop": "zzz", "temperature": 0, "seed": 4},
+        {"id": "t", "token_ids": [5, 6, 7], "max_tokens": 2, "stop_token_ids": [], "stop": None},
+        {"id": "long", "prompt": "x" * 500, "truncate": True},
+    )
+    source.write_text("\ufeff\n" + source.read_text() + "\n \n")  # a byte order mark and blank lines do no harm
+    done = aspire("generate", "-m", folder, "-i", source, "-o", tmp_path / "out", *SMALL, "--quiet")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    lines = read_lines(tmp_path / "out")
+    assert [line["id"] for line in lines] == [1, "1", "t", "long"]
+    assert [len(line["token_ids"]) for line in lines][::2] == [3, 2]
+    assert lines[3]["usage"]["prompt_tokens"] == 88
+
+
+def test_one_prompt(aspire, folder, model):
+    (answer,) = aspire_jax.generate(model, ["hello"], max_tokens=24, method="autoregressive")
+    command = ("generate", "-m", folder, "--prompt", "hello", "--max-tokens", 24, "--method", "autoregressive")
+    done = aspire(*command)
+    assert done.code == 0 and done.out == answer.text + "\n"
+    assert f"{answer.finish_reason}, {len(answer.token_ids)} tokens, decode" in done.err
+    quiet = aspire(*command, "--quiet")
+    assert (quiet.out, quiet.err) == (done.out, "")
+    figures = json.loads(aspire(*command, "--json", "-").out)
+    assert figures["answer"]["text"] == answer.text and figures["answer"]["token_ids"] == answer.token_ids
+    assert figures["report"]["completion_tokens"] == len(answer.token_ids) and figures["method"] == "autoregressive"
+    (chat,) = aspire_jax.generate(
+        model, [[{"role": "user", "content": "hello"}]], max_tokens=24, method="autoregressive"
+    )
+    assert aspire(*command, "--chat", "-q").out == chat.text + "\n"
+
+
+def test_figures_as_json(aspire, folder, tmp_path):
+    source = prompts(tmp_path / "in.jsonl", 4)
+    done = aspire("generate", "-m", folder, "-i", source, "-o", tmp_path / "out", *SMALL, "--json", "-")
+    figures = json.loads(done.out)
+    assert figures["answers"] == 4 and figures["resumed"] == 0 and figures["options"]["d_max"] == 3
+    assert figures["report"]["finished"] == 4 and len(figures["report"]["cost"]) == 4
+    done = aspire(
+        "generate", "-m", folder, "-i", source, "-o", tmp_path / "out", "--overwrite", *SMALL, "--json", tmp_path / "j"
+    )
+    assert done.code == 0 and json.loads((tmp_path / "j").read_text())["answers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the following arguments are required: --model/-m"),
+        (("-m", "M"), "one of the arguments --input/-i --prompt/-p is required"),
+        (("-m", "M", "-i", "I"), "--output: missing, expected a file name beside --input"),
+        (("-m", "M", "-i", "I", "-p", "text"), "not allowed with argument"),
+        (("-m", "M", "-i", "I", "-o", "I"), "--output: I, expected another file than the input"),
+        (("-m", "M", "-i", "I", "-o", "O", "--resume", "--overwrite"), "--resume: with --overwrite"),
+        (("-m", "M", "-i", "I", "-o", "O", "--chat"), "--chat: with --input"),
+        (("-m", "M", "-p", "text", "--resume"), "--resume: with --prompt, expected --input"),
+        (("-m", "M", "-p", "text", "--max-tokens", "0"), "--max-tokens: '0', expected a whole number of at least 1"),
+        (("-m", "M", "-p", "text", "--slots", "few"), "--slots: 'few', expected a whole number"),
+        (("-m", "M", "-p", "text", "--method", "magic"), "--method: 'magic', expected one of autoregressive, aspire"),
+        (("-m", "M", "-p", "text", "--policy", "d_max"), "--policy: 'd_max', expected NAME=VALUE"),
+        (
+            ("-m", "M", "-p", "text", "--policy", "dmax=4"),
+            "--policy dmax: method aspire has no such option, expected one of",
+        ),
+        (("-m", "M", "-p", "text", "--policy", "d_max=4.5"), "--policy d_max: '4.5', expected a whole number"),
+        (("-m", "M", "-p", "text", "--policy", "rho=much"), "--policy rho: 'much', expected a number"),
+        (("-m", "M", "-p", "text", "--policy", "in_step=1"), "--policy in_step: '1', expected true or false or none"),
+        (
+            ("-m", "M", "-p", "text", "--policy", "renew=never"),
+            "--policy renew: 'never', expected step or verification",
+        ),
+        (("-m", "M", "-p", "text", "--policy", "w=1", "--policy", "w=1"), "--policy w: given twice"),
+        (("-m", "M", "-p", "text"), "model: 'M', expected a converted folder or one of smollm2-135m"),
+        (("-m", "M", "-i", "/nowhere/in", "-o", "O"), "/nowhere/in: No such file or directory, expected a JSONL file"),
+    ],
+)
+def test_bad_arguments_are_one_line(aspire, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    done = aspire("generate", *arguments)
+    assert done.code == 2 and done.out == ""
+    assert done.err.startswith("aspire: error: ") and done.err.count("\n") == 1
+    assert message in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("d_max=0", "--policy d_max: 0, expected at least 1"),
+        ("rho=nan", "--policy rho: nan"),
+        ("layer=9", "--policy layer: 9, expected 0 to 1"),
+    ],
+)
+def test_values_out_of_range_are_refused(aspire, folder, loaded, policy, message):
+    done = aspire("generate", "-m", folder, "-p", "text", "--policy", policy)
+    assert done.code == 2 and done.err.startswith(f"aspire: error: {message}") and done.err.count("\n") == 1
+
+
+def test_options_of_every_kind():
+    given = ("renew=verification", "in_step=true", "rho=0.5", "layer=none", "mixed=False", "d_max=4", "regret_share=0")
+    expected = {"renew": "verification", "in_step": True, "rho": 0.5, "layer": None, "mixed": False, "d_max": 4}
+    assert setup.policy_options("aspire", given) == {**expected, "regret_share": 0.0}
+    assert setup.policy_options("autoregressive", []) == {}
+
+
+def test_help_and_version(aspire):
+    assert "generate" in aspire("--help").out
+    assert aspire("generate", "--help").code == 0
+    assert aspire().code == 2
+    assert re.match(r"\d+\.\d+|not installed", aspire("--version").out)
