@@ -93,6 +93,8 @@ def _decide(engine: Engine, state: State, view: View) -> tuple[jax.Array, jax.Ar
     action = jnp.where((action == DRAFT) & (view.drafted >= view.limit), VERIFY, action)
     action = jnp.where(view.active, action, IDLE)
     drafting = action == DRAFT
+    if not engine.mixed:  # there is no shape for both: who would verify waits for those who draft
+        action = jnp.where((action == VERIFY) & jnp.any(drafting), IDLE, action)
     queries = jnp.where(drafting, 1, jnp.where(action == VERIFY, view.drafted + 1, 0))
     return drafting, queries.astype(jnp.int32)
 
@@ -101,17 +103,22 @@ class _Done(NamedTuple):
     """What a step in one shape produced; the same form for all shapes.
 
     Attributes:
+      cache: the cache to write to, where the engine has one shape only: then no branch lies between the forward's loops
+        and the write, and XLA copies a buffer that is read in a loop and written behind it under another name.
       k, v: new keys and values, per layer [T_max, Hkv, D].
       page, offset: [T_max] where they go in the cache; out of range for padding and drafts.
+      count: scalar, tokens before the padding that makes all shapes alike; 0 where nothing goes into the cache.
       first: [B] index of each row's first token.
       slots, context, selection: as in the state, updated.
       accepted, emitted, confidence: [B], see `Outcome`.
     """
 
+    cache: kv.KVCache | None
     k: kv.Leaves
     v: kv.Leaves
     page: jax.Array
     offset: jax.Array
+    count: jax.Array
     first: jax.Array
     slots: Slots
     context: Any
@@ -152,8 +159,20 @@ def _in_shape(
 
     k, v = (jax.tree.map(lambda x: pad(x, 0 if engine.unrolled else 1), leaves) for leaves in (out.k, out.v))
     nowhere = engine.batch * engine.pages
+    cache = out.cache if len(engine.shapes.all) == 1 else None
     return _Done(
-        k, v, pad(page, 0, nowhere), pad(offset, 0), batch.first, slots, context, selection, accepted, emitted, confidence
+        cache,
+        k,
+        v,
+        pad(page, 0, nowhere),
+        pad(offset, 0),
+        batch.first,
+        slots,
+        context,
+        selection,
+        accepted,
+        emitted,
+        confidence,
     )
 
 
@@ -187,21 +206,19 @@ def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array,
 
 def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> State:
     """Verified tokens' keys and values go into the cache, a drafted token's into its row's tail."""
+    old = state.cache if done.cache is None else done.cache
     cache = kv.KVCache(
-        k=kv.write(state.cache.k, done.k, done.page, done.offset),
-        v=kv.write(state.cache.v, done.v, done.page, done.offset),
+        k=kv.write(old.k, done.k, done.page, done.offset),
+        v=kv.write(old.v, done.v, done.page, done.offset),
     )
     tail = state.tail
     if engine.d_max:
         row = jnp.arange(engine.batch, dtype=jnp.int32)
         slot = jnp.where(drafting, state.slots.drafted, engine.d_max)  # out of range: dropped
-        axis = 0 if engine.unrolled else 1
         firsts = (jax.tree.map(lambda x: jnp.take(x, done.first, axis=axis), new) for new in (done.k, done.v))
         k, v = firsts
         tail = kv.Tail(k=kv.write(tail.k, k, row, slot), v=kv.write(tail.v, v, row, slot))
-    return state.replace(
-        cache=cache, tail=tail, slots=done.slots, context=done.context, selection=done.selection
-    )
+    return state.replace(cache=cache, tail=tail, slots=done.slots, context=done.context, selection=done.selection)
 
 
 def _keep_draft(s: Slots, batch: Batch, target: jax.Array) -> Slots:
@@ -234,11 +251,12 @@ def _commit(
     tokens, margins = target[index], margin[index]  # [B, d_max + 1]
     accepted = accept_greedy(s.drafts, s.drafted, tokens)
     is_stop = jnp.any(tokens[:, :, None] == s.stop[:, None, :], axis=-1)
-    room = jnp.minimum(accepted + 1, s.max_new - s.emitted)
+    left = jnp.minimum(s.max_new - s.emitted, engine.capacity - s.length)  # a slot that is full ends the request too
+    room = jnp.minimum(accepted + 1, left)
     before_stop = jnp.min(jnp.where(is_stop, place + 1, engine.d_max + 2), axis=1)  # tokens up to the first stop
     emitted = jnp.where(verified, jnp.minimum(room, before_stop), 0)
     stopped = verified & (before_stop <= emitted)
-    ended = verified & (s.emitted + emitted >= s.max_new)
+    ended = verified & (emitted >= left)
     slot = jnp.where(place < emitted[:, None], s.emitted[:, None] + place, engine.max_new)
     rows = jnp.arange(engine.batch, dtype=jnp.int32)[:, None]
     accepted = jnp.where(verified, jnp.minimum(accepted, emitted), 0)
@@ -247,7 +265,9 @@ def _commit(
         margin=s.margin.at[rows, slot].set(margins, mode="drop"),
         emitted=s.emitted + emitted,
         length=s.length + emitted,
-        pending=jnp.where(verified, jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], 1)[:, 0], s.pending),
+        pending=jnp.where(
+            verified, jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], 1)[:, 0], s.pending
+        ),
         drafted=jnp.where(verified, 0, s.drafted),
         drafted_total=s.drafted_total + jnp.where(verified, s.drafted, 0),
         accepted_total=s.accepted_total + accepted,
@@ -267,7 +287,9 @@ def _select(
     if not engine.d_max:
         return slots, context, state.selection
     if out.scores is not None and not (shape.kind == "draft" and plan.same_step):
-        context = engine.context.observe(context, out.scores)
+        # Where selections are served within the step, the forward has handed over the drafting rows' scores already.
+        rows = out.scores.rows & ~batch.drafting[None] if plan.same_step else out.scores.rows
+        context = engine.context.observe(context, out.scores._replace(rows=rows))
     if shape.kind == "draft" and plan.renew != "step":
         return slots, context, state.selection
     acting = batch.queries > 0
