@@ -23,7 +23,7 @@ from aspire_jax.draft_length import (
     View,
     expected_tokens,
 )
-from aspire_jax.shapes import PACKED_STAIRS, Shapes
+from aspire_jax.shapes import COPY_READS, PACKED_STAIRS, Shapes
 
 from . import tiny
 
@@ -242,7 +242,8 @@ def test_shared_gamma_maximises_the_batchs_tokens_per_time() -> None:
         rates = []
         for gamma in range(d_max + 1):
             verify = b[0] + b[1] * B * (gamma + 1) + B * CAPACITY * (b[2] + b[3] * (gamma + 1))
-            rates.append(sum(sum(a**i for i in range(gamma + 1)) for a in alpha) / (gamma * draft + verify))
+            copy = b[2] * COPY_READS * sum(selected) * (gamma > 0)
+            rates.append(sum(sum(a**i for i in range(gamma + 1)) for a in alpha) / (gamma * draft + verify + copy))
         best = int(np.argmax(rates))
         state = known(policy, alpha)
         for d in range(d_max + 1):

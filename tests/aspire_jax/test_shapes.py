@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspire_jax.shapes import LOOP_PENALTY, Shape, Shapes, stairs
+from aspire_jax.shapes import COPY_READS, LOOP_PENALTY, Shape, Shapes, stairs
 
 DRAWS = 3000
 
@@ -96,21 +96,23 @@ def test_few_short_rows_verify_in_the_loop_and_long_ones_in_one_product() -> Non
 
 @pytest.mark.parametrize("s", KINDS, ids=name)
 def test_work_of_a_shape_grows_with_what_is_done(s: Shapes) -> None:
-    """In the same shape: longer contexts, more queries and larger selections never cost less."""
+    """In the same shape: longer contexts, more queries, larger selections and a copy never cost less."""
     drafting, queries, lengths = steps(s, seed=2)
     rng = np.random.default_rng(3)
     index = np.asarray(jax.jit(jax.vmap(s.choose))(drafting, queries, lengths))
     selected = (rng.random(lengths.shape) * lengths).astype(np.float32)
     work = jax.jit(jax.vmap(s.work))
-    base = np.asarray(work(index, drafting, queries, lengths, selected))
+    no = np.zeros(DRAWS, bool)
+    base = np.asarray(work(index, drafting, queries, lengths, selected, no))
     assert np.all(base >= 0)
     assert np.all(base[:, 0] == 1)
     assert np.array_equal(base[:, 1], [s.all[i].tokens for i in index])
     more_queries = queries + (~drafting & (queries > 0)).astype(np.int32)
     for changed in (
-        (drafting, queries, lengths + 7, selected),
-        (drafting, more_queries, lengths, selected),
-        (drafting, queries, lengths, selected + 3),
+        (drafting, queries, lengths + 7, selected, no),
+        (drafting, more_queries, lengths, selected, no),
+        (drafting, queries, lengths, selected + 3, no),
+        (drafting, queries, lengths, selected, ~no),
     ):
         assert np.all(np.asarray(work(index, *changed)) >= base)
 
@@ -134,16 +136,21 @@ def test_work_by_hand() -> None:
     yes, no = jnp.ones((4,), bool), jnp.zeros((4,), bool)
     kinds = {(x.kind, x.tokens): i for i, x in enumerate(s.all)}
     ones = jnp.ones((4,), jnp.int32)
+    once = jnp.asarray(False)
     drafts = 4 + 8 + 12 + 16 + 0.25 * (10 + 20 + 33 + 64)
-    np.testing.assert_allclose(s.work(kinds["draft", 4], yes, ones, lengths, selected), [1, 4, drafts, drafts])
-    np.testing.assert_allclose(s.work(kinds["dense", 8], no, 2 * ones, lengths, selected), [1, 8, 256, 512])
+    np.testing.assert_allclose(s.work(kinds["draft", 4], yes, ones, lengths, selected, once), [1, 4, drafts, drafts])
+    np.testing.assert_allclose(s.work(kinds["dense", 8], no, 2 * ones, lengths, selected, once), [1, 8, 256, 512])
     mixed, queries = jnp.array([True, False, False, False]), jnp.array([1, 0, 2, 3])
     read = 4 + 0.25 * 10 + LOOP_PENALTY * (48 + 64)
     pairs = 4 + 0.25 * 10 + LOOP_PENALTY * (2 * 48 + 3 * 64)
-    np.testing.assert_allclose(s.work(kinds["packed", 8], mixed, queries, lengths, selected), [1, 8, read, pairs])
+    np.testing.assert_allclose(s.work(kinds["packed", 8], mixed, queries, lengths, selected, once), [1, 8, read, pairs])
     bare = dataclasses.replace(s, dense=False)
     index = next(i for i, x in enumerate(bare.all) if x.tokens == 8)
-    np.testing.assert_allclose(bare.work(index, mixed, queries, lengths, selected), [1, 8, 6.5 + 112, 6.5 + 288])
+    np.testing.assert_allclose(bare.work(index, mixed, queries, lengths, selected, once), [1, 8, 6.5 + 112, 6.5 + 288])
+    copy = [0, 0, COPY_READS * 40, 0]
+    np.testing.assert_allclose(s.copy(selected), copy)
+    with_copy = s.work(kinds["draft", 4], yes, ones, lengths, selected, jnp.asarray(True))
+    np.testing.assert_allclose(with_copy, np.array([1, 4, drafts, drafts]) + copy)
 
 
 def test_stairs() -> None:
