@@ -60,13 +60,13 @@ class RandomDraftLength:
 
 def random_engine(c: ModelConfig, **fields: Any) -> eng.Engine:
     context = RefreshContext(k_min=3, recent=1, rho=0.1, renew=fields.pop("renew", "step"))
-    return tiny.make(c, context, RandomDraftLength(), **fields)
+    return tiny.make(c, context, RandomDraftLength(d_max=fields.pop("d_max")), **fields)
 
 
 MIXED = {
-    "dense": random_engine(MODEL),
+    "dense": random_engine(MODEL, d_max=1),
     "packed, scanned, shuffled": random_engine(
-        tiny.config(layers=3), dense=False, unrolled=False, consecutive=False, renew="verification"
+        tiny.config(layers=3), d_max=3, dense=False, unrolled=False, consecutive=False, renew="verification"
     ),
 }
 
@@ -92,7 +92,7 @@ def test_random_decisions_change_nothing(engine: eng.Engine) -> None:
 
 def test_random_decisions_where_rows_may_not_mix() -> None:
     """An engine without mixed shapes does not trust its policy to keep rows in step: no verification is lost."""
-    engine = random_engine(MODEL, mixed=False)
+    engine = random_engine(MODEL, d_max=2, mixed=False)
     answers, state = tiny.serve(engine, [Request(p) for p in PROMPTS])
     tiny.assert_same(answers, tiny.greedy(engine.config, PROMPTS, NEW))
     for a in answers:
@@ -163,7 +163,12 @@ class LayeredContext:
 
 LAYERED = {
     "in step": tiny.make(
-        DEEP, LayeredContext(), FixedDraftLength(gamma=2), mixed=False, consecutive=False, unrolled=True
+        tiny.config(layers=3),
+        LayeredContext(refresh=(0, 1)),
+        FixedDraftLength(gamma=2),
+        mixed=False,
+        consecutive=False,
+        unrolled=True,
     ),
     "mixed, scanned": tiny.make(
         DEEP, LayeredContext(refresh=(2,)), RandomDraftLength(d_max=2, idle=0.1), dense=False, unrolled=False

@@ -145,10 +145,11 @@ def test_configure_refuses_by_name(method: str, options: dict[str, float], expec
 
 def test_bfloat16() -> None:
     """Runs under strict promotion, and its first tokens are those of dense bfloat16 attention."""
-    engine = tiny.aspire(C, in_step=False, renew="step", d_max=1, dtype="bfloat16", dense=False)
+    c = tiny.config(layers=1)
+    engine = tiny.aspire(c, in_step=False, renew="step", d_max=1, dtype="bfloat16", dense=False)
     answers, state = tiny.serve(engine, [Request(p, 8) for p in PROMPTS])
     assert state.cache.k[0].dtype == jnp.bfloat16
-    firsts = tiny.greedy(C, PROMPTS, 1, dtype="bfloat16")
+    firsts = tiny.greedy(c, PROMPTS, 1, dtype="bfloat16")
     for a, want in zip(answers, firsts, strict=True):
         assert len(a.tokens) == 8
         assert a.tokens[0] == want.tokens[0] or want.margins[0] < 0.1
