@@ -158,22 +158,11 @@ def _in_shape(
         return jnp.pad(x, width, constant_values=x.dtype.type(fill))
 
     k, v = (jax.tree.map(lambda x: pad(x, 0 if engine.unrolled else 1), leaves) for leaves in (out.k, out.v))
-    nowhere = engine.batch * engine.pages
+    page, offset = pad(page, 0, engine.batch * engine.pages), pad(offset, 0)
+    count = jnp.int32(0 if shape.kind == "draft" else shape.tokens)
     cache = out.cache if len(engine.shapes.all) == 1 else None
-    return _Done(
-        cache,
-        k,
-        v,
-        pad(page, 0, nowhere),
-        pad(offset, 0),
-        batch.first,
-        slots,
-        context,
-        selection,
-        accepted,
-        emitted,
-        confidence,
-    )
+    resolved = (slots, context, selection, accepted, emitted, confidence)
+    return _Done(cache, k, v, page, offset, count, batch.first, *resolved)
 
 
 def _renew(engine: Engine, state: State, drafting: jax.Array) -> State:
@@ -207,10 +196,18 @@ def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array,
 def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> State:
     """Verified tokens' keys and values go into the cache, a drafted token's into its row's tail."""
     old = state.cache if done.cache is None else done.cache
-    cache = kv.KVCache(
-        k=kv.write(old.k, done.k, done.page, done.offset),
-        v=kv.write(old.v, done.v, done.page, done.offset),
-    )
+    chunk, axis = engine.batch, 0 if engine.unrolled else 1
+
+    def put(i: jax.Array, cache: kv.KVCache) -> kv.KVCache:
+        def part(x: jax.Array, axis: int = 0) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk, axis)
+
+        k, v = (jax.tree.map(lambda x: part(x, axis), new) for new in (done.k, done.v))
+        page, offset = part(done.page), part(done.offset)
+        return kv.KVCache(k=kv.write(cache.k, k, page, offset), v=kv.write(cache.v, v, page, offset))
+
+    # By chunks, so that a narrow step does not pay for the widest one's padding.
+    cache = jax.lax.fori_loop(0, done.count // chunk, put, old)
     tail = state.tail
     if engine.d_max:
         row = jnp.arange(engine.batch, dtype=jnp.int32)

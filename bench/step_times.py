@@ -58,9 +58,10 @@ _admit = jax.jit(prefill.admit, static_argnums=0, donate_argnums=1)
 _run = jax.jit(step.run, static_argnums=0, donate_argnums=2)
 
 
-def start(engine: Engine, length: int) -> State:
-    """A state whose slots all go on from `length` tokens."""
+def start(engine: Engine, params: Any, length: int) -> State:
+    """A state whose slots all go on from `length` tokens, placed where the params are."""
     state = _init(engine, CostModel(jnp.ones((TERMS,), jnp.float32)))
+    state = jax.device_put(state, jax.tree.leaves(params)[0].sharding)
     never = np.full((engine.max_stop,), -1, np.int32)
     for slot in range(engine.batch):
         state = _admit(
@@ -82,7 +83,7 @@ def measure(loaded: Model, batch: int, context: int, queries: tuple[int, ...], r
     engine = methods.configure(loaded.config, method, batch=batch, capacity=context + room, max_new=room)
     plain_method = methods.Method(NoContext(), OnDemand(0))
     plain_engine = dataclasses.replace(engine, context=plain_method.context, draft_length=plain_method.draft_length)
-    state = start(engine, context)
+    state = start(engine, loaded.params, context)
     samples: dict[str, list[float]] = {"plain": [], "first draft": [], "draft": [], "forward": []}
     samples |= {f"verify {q}": [] for q in queries}
 
@@ -95,7 +96,7 @@ def measure(loaded: Model, batch: int, context: int, queries: tuple[int, ...], r
         return state
 
     state = timed(None, engine, state, 1)
-    plain = start(plain_engine, context)
+    plain = start(plain_engine, loaded.params, context)
     plain = timed(None, plain_engine, plain, 2)
     alone = jax.jit(_forward_alone, static_argnums=0)
     alone(plain_engine, loaded.params, plain)
@@ -106,7 +107,7 @@ def measure(loaded: Model, batch: int, context: int, queries: tuple[int, ...], r
             jax.block_until_ready(alone(plain_engine, loaded.params, plain))
         samples["forward"].append((time.perf_counter() - begin) / 4)
         for q in queries:
-            state = dataclasses.replace(state, draft_length=Target(jnp.int32(q - 1)))
+            state = dataclasses.replace(state, draft_length=Target(jax.device_put(np.int32(q - 1), state.work.sharding)))
             if q > 1:
                 state = timed("first draft", engine, state, 1)
                 state = timed("draft", engine, state, q - 2)
