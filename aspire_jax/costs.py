@@ -14,6 +14,8 @@ import numpy as np
 from aspire_jax.config import ModelConfig
 
 TERMS = 4
+# Steps from which on a run counts in full.
+_FULL_RUN = 8
 
 
 @flax.struct.dataclass
@@ -82,9 +84,11 @@ class Fit:
             self.prior = self.prior * (seconds / float(np.dot(self.prior, run_work)))
             self._scaled = True
         predicted = self.prior * run_work
+        # A run of few steps is mostly overhead and noise.
+        weight = min(1.0, steps / _FULL_RUN)
         row = predicted / predicted.sum()
-        self._gram = self.forget * self._gram + np.outer(row, row)
-        self._moment = self.forget * self._moment + row * (seconds / predicted.sum())
+        self._gram = self.forget * self._gram + weight * np.outer(row, row)
+        self._moment = self.forget * self._moment + weight * row * (seconds / predicted.sum())
         # The prior fades with the rest; keep enough of it to leave no direction undetermined.
         self._gram += np.eye(TERMS) * 1e-3
         self._moment += 1e-3

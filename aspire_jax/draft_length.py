@@ -276,7 +276,9 @@ class AspireDraftLength:
             return jnp.sum(tokens) / time
 
         best = jnp.argmax(jax.vmap(rate)(gammas)).astype(jnp.int32)
-        return jnp.where(jnp.any(state.seen & view.active), best, self.gamma_init)
+        # Before the first verification gamma_init only bounds what the costs and alpha_0 say: where drafting cannot pay,
+        # it must not cost anything either.
+        return jnp.where(jnp.any(state.seen & view.active), best, jnp.minimum(best, self.gamma_init))
 
     def _worth_trying(self, state: AspireState, view: View) -> jax.Array:
         """Whether speculation has lost little enough so far to be tried again; scalar bool."""

@@ -71,7 +71,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Part
     """
     scores = jnp.where(visible, scores_of(q, k), MASKED)
     top = jnp.max(scores, axis=-1)
-    weights = jnp.where(visible, jnp.exp(scores - top[..., None]), np.float32(0.0))
+    # Where a query sees no key the maximum is MASKED itself; measured from zero instead, its weights vanish.
+    weights = jnp.exp(scores - jnp.where(top > MASKED, top, np.float32(0.0))[..., None])
     out = jnp.einsum(
         "...ns,...sd->...nd", weights, v.astype(jnp.float32), precision=PRECISION, preferred_element_type=jnp.float32
     )
