@@ -84,8 +84,10 @@ def rows_view(pages: jax.Array, table: jax.Array, consecutive: bool) -> jax.Arra
 def block_view(
     pages: jax.Array, table: jax.Array, consecutive: bool, row: jax.Array, start: jax.Array, length: int
 ) -> jax.Array:
-    """Tokens [start, start + length) of one row: [Hkv, length, D]. Both are multiples of the page size, and the row holds
-    them all."""
+    """Tokens [start, start + length) of one row: [Hkv, length, D].
+
+    Both are multiples of the page size, and the row has room for them all.
+    """
     heads, _, size, dim = pages.shape
     if consecutive:
         first = table[row, 0] + start // size

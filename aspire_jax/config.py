@@ -86,9 +86,7 @@ class ModelConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}: {value!r}, expected a positive whole number")
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(
-                f"n_heads: {self.n_heads}, expected a multiple of n_kv_heads ({self.n_kv_heads})"
-            )
+            raise ValueError(f"n_heads: {self.n_heads}, expected a multiple of n_kv_heads ({self.n_kv_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim: {self.head_dim}, expected an even number (rotary pairs)")
 

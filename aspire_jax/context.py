@@ -45,6 +45,7 @@ class Plan:
 
     @property
     def n_sets(self) -> int:
+        """Number of different selections."""
         return max(self.sets, default=0) + 1
 
 

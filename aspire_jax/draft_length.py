@@ -233,8 +233,8 @@ class AspireDraftLength:
         )
 
     def forget(self, state: AspireState, rows: jax.Array) -> AspireState:
-        return state.replace(
-            alpha=jnp.where(rows, np.float32(self.alpha_0), state.alpha), seen=jnp.where(rows, False, state.seen)
+        return dataclasses.replace(
+            state, alpha=jnp.where(rows, np.float32(self.alpha_0), state.alpha), seen=jnp.where(rows, False, state.seen)
         )
 
     def _own_gamma(self, state: AspireState, view: View) -> jax.Array:
@@ -276,8 +276,8 @@ class AspireDraftLength:
             return jnp.sum(tokens) / time
 
         best = jnp.argmax(jax.vmap(rate)(gammas)).astype(jnp.int32)
-        # Before the first verification gamma_init only bounds what the costs and alpha_0 say: where drafting cannot pay,
-        # it must not cost anything either.
+        # Before the first verification gamma_init only bounds what the costs and alpha_0 say: where drafting cannot
+        # pay, it must not cost anything either.
         return jnp.where(jnp.any(state.seen & view.active), best, jnp.minimum(best, self.gamma_init))
 
     def _worth_trying(self, state: AspireState, view: View) -> jax.Array:
@@ -285,9 +285,7 @@ class AspireDraftLength:
         if self.regret_share is None:
             return jnp.asarray(True)
         ones = view.active.astype(jnp.int32)
-        plain = view.cost.seconds(
-            view.shapes.forecast(jnp.zeros_like(view.active), ones, view.lengths, view.selected)
-        )
+        plain = view.cost.seconds(view.shapes.forecast(jnp.zeros_like(view.active), ones, view.lengths, view.selected))
         rows = jnp.maximum(jnp.sum(ones), 1).astype(jnp.float32)
         held = expected_tokens(state.alpha, view.drafted.astype(jnp.float32)) - 1
         hoped = jnp.sum(jnp.where(view.active, held, 0.0)) / rows * plain

@@ -55,15 +55,19 @@ class Engine:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self) -> None:
+        if not 1 <= self.page_size <= 512:
+            raise ValueError(f"page_size: {self.page_size}, expected 1 to 512")
         if self.capacity < 1 or self.capacity % self.page_size:
             raise ValueError(f"capacity: {self.capacity}, expected whole pages of {self.page_size} tokens")
 
     @property
     def plan(self) -> Plan:
+        """What the context policy needs from the forward."""
         return self.context.plan(self.config)
 
     @property
     def d_max(self) -> int:
+        """Most drafts a row may hold; 0 where nothing is drafted."""
         return self.draft_length.d_max
 
     @property
@@ -88,6 +92,7 @@ class Engine:
 
     @property
     def shapes(self) -> Shapes:
+        """The step shapes to compile and to choose from."""
         return Shapes(
             batch=self.batch,
             d_max=self.d_max,

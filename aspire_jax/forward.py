@@ -6,6 +6,7 @@ are written once, by the caller, after the last layer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -85,11 +86,10 @@ def pack(engine: Engine, state: State, drafting: jax.Array, queries: jax.Array, 
     return Batch(drafting, queries, row, query, first, valid, tokens[row, place], s.length[row] + place)
 
 
-def page_mass(weights: jax.Array, heads: str, page_size: int, count: jax.Array) -> jax.Array:
+def page_mass(weights: jax.Array, heads: str, page_size: int) -> jax.Array:
     """Page scores from token weights [B, Q, Hkv, G, S]: heads combined, summed over each page, mean of the queries.
 
-    `count` [B] says how many of the Q queries of a row are distinct (they are repeated where fewer). Returns [B, P],
-    or [B, Hkv, P] for `heads` "kv".
+    Returns [B, P], or [B, Hkv, P] for `heads` "kv".
     """
     token = {
         "max": lambda w: jnp.max(w, axis=(2, 3)),
@@ -137,8 +137,7 @@ class _Attention:
         else:
             selection = served[set_index]
             k, v = (
-                kv.selected_view(kv.leaf(x, layer), state.slots.table, selection)
-                for x in (self.cache.k, self.cache.v)
+                kv.selected_view(kv.leaf(x, layer), state.slots.table, selection) for x in (self.cache.k, self.cache.v)
             )
         return xla.over_context(q, k, v, self.page_visible(selection))
 
@@ -177,7 +176,14 @@ class _Attention:
         return Partial(*(x[of_token, b.query % e.tile] for x in part))
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array, set_index: Any, refresh: bool, served: Any
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        layer: int | jax.Array,
+        set_index: Any,
+        refresh: bool,
+        served: Any,
     ) -> Partial:
         """All packed tokens' attention in one layer, unnormalised. q: [T, Hkv, G, D]; k, v: [T, Hkv, D]."""
         e, b = self.engine, self.batch
@@ -221,7 +227,7 @@ class _Attention:
             q[ends], log_sum_exp(part)[ends], kv.leaf(self.cache.k, layer), s.table, self.lengths,
             self.engine.consecutive,
         )  # fmt: skip
-        return page_mass(weights, self.engine.plan.heads, self.engine.page_size, b.queries)
+        return page_mass(weights, self.engine.plan.heads, self.engine.page_size)
 
 
 def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: Shape) -> Forward:
@@ -259,16 +265,16 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
             x = model.finish(c, weights, x, normalise(part))
             ks.append(k if engine.unrolled else k[None])
             vs.append(v if engine.unrolled else v[None])
-    scores = None
+    measurement: Scores | None = None
     if masses:
         layers = tuple(sorted(masses))
         none = jnp.zeros_like(acting)
-        rows = [
-            (verifies if i in plan.verify_layers else none) | (drafts if i in refreshing else none) for i in layers
-        ]
-        scores = Scores(layers, jnp.stack([masses[i] for i in layers]), jnp.stack(rows))
+        rows = [(verifies if i in plan.verify_layers else none) | (drafts if i in refreshing else none) for i in layers]
+        measurement = Scores(layers, jnp.stack([masses[i] for i in layers]), jnp.stack(rows))
     join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
-    return Forward(x, join(ks), join(vs), scores, attention.cache, context, state.selection if served is None else served)
+    return Forward(
+        x, join(ks), join(vs), measurement, attention.cache, context, state.selection if served is None else served
+    )
 
 
 def segments(n_layers: int, special: set[int], unrolled: bool) -> list[tuple[int, int]]:
@@ -276,7 +282,7 @@ def segments(n_layers: int, special: set[int], unrolled: bool) -> list[tuple[int
     if unrolled:
         return [(0, n_layers)]
     cuts = sorted({0, n_layers} | {i for s in special for i in (s, s + 1)})
-    return [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+    return [(a, b) for a, b in itertools.pairwise(cuts) if b > a]
 
 
 def _index(engine: Engine, layer: int) -> int | jax.Array:
@@ -284,7 +290,14 @@ def _index(engine: Engine, layer: int) -> int | jax.Array:
 
 
 def _scanned(
-    engine: Engine, params: Params, attention: _Attention, x: jax.Array, cos_sin: jax.Array, start: int, stop: int, served: Any
+    engine: Engine,
+    params: Params,
+    attention: _Attention,
+    x: jax.Array,
+    cos_sin: jax.Array,
+    start: int,
+    stop: int,
+    served: Any,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Layers [start, stop), none of them measured, under one scan."""
     c = engine.config

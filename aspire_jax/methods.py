@@ -68,13 +68,10 @@ def configure(
     left = dict(options or {})
     mixed = left.pop("mixed", method.mixed)
     mixed = False if mixed is None else mixed
-    policies = []
-    for policy in (method.context, method.draft_length):
-        known = {f.name for f in dataclasses.fields(policy)}  # type: ignore[arg-type]
-        policies.append(dataclasses.replace(policy, **{k: left.pop(k) for k in list(left) if k in known}))  # type: ignore[type-var]
+    context = _with_options(method.context, left)
+    draft_length = _with_options(method.draft_length, left)
     if left:
         raise ValueError(f"option {next(iter(left))!r}: method {name!r} has no such option")
-    context, draft_length = policies
     if isinstance(draft_length, AspireDraftLength) and draft_length.in_step is None:
         draft_length = dataclasses.replace(draft_length, in_step=not mixed)
     if isinstance(context, RefreshContext) and context.renew is None:
@@ -91,3 +88,9 @@ def configure(
         mixed=mixed,
         **engine,
     )
+
+
+def _with_options(policy: Any, options: dict[str, Any]) -> Any:
+    """The policy with its own fields among the options, which are taken out."""
+    known = {f.name for f in dataclasses.fields(policy)}
+    return dataclasses.replace(policy, **{key: options.pop(key) for key in list(options) if key in known})

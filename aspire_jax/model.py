@@ -85,7 +85,7 @@ def unembed(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
 
 
 def layer_of(params: Params, index: int | jax.Array) -> dict[str, jax.Array]:
-    """One layer's params: out of a list of layers (`params.unstack`), or of stacked ones by a static or traced index."""
+    """One layer's params: out of a list (`params.unstack`), or out of stacked ones by a static or traced index."""
     layers: Any = params["layers"]
     if isinstance(layers, list):
         return layers[index]

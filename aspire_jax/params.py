@@ -97,8 +97,8 @@ def unstack(params: Params) -> Params:
     """The same params with `layers` as a list of dicts, one a layer, their matrices laid out for streaming.
 
     What the engine's unrolled layers read: no slice of a stacked array to copy, and each projection as one matrix
-    [outputs, inputs] under its name with "_t" behind it. As the left operand of a product with few columns such a matrix
-    is read about twice as fast on a CPU as [inputs, outputs] on the right.
+    [outputs, inputs] under its name with "_t" behind it. As the left operand of a product with few columns such a
+    matrix is read about twice as fast on a CPU as [inputs, outputs] on the right.
     """
     stacked: dict[str, jax.Array] = params["layers"]
     depth = next(iter(stacked.values())).shape[0]

@@ -6,6 +6,9 @@ first step is an ordinary verification: it yields the first token and, with it, 
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,17 +40,19 @@ def prefill(
     position = start + place
     cos_sin = rope.rotation(c.rope, c.head_dim, c.max_length, position)
     seen = place[:, None] >= place[None, :]
-    tiles = xla.Tiles(row=slot[None], first=jnp.zeros((1,), jnp.int32), keys=start[None], of_row=jnp.zeros((1,), jnp.int32))
+    tiles = xla.Tiles(
+        row=slot[None], first=jnp.zeros((1,), jnp.int32), keys=start[None], of_row=jnp.zeros((1,), jnp.int32)
+    )
     block = min(engine.capacity, _BLOCK // engine.page_size * engine.page_size)
     table = state.slots.table
 
-    def one(x: jax.Array, layer: int | jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def one(x: jax.Array, layer: int | jax.Array) -> tuple[jax.Array, Any]:
         weights = model.layer_of(params, layer)
         q, k, v = model.project(c, weights, x, cos_sin)
-        pages = kv.leaf(state.cache.k, layer), kv.leaf(state.cache.v, layer)
-        before, *pages = xla.over_tiles(q[None], *pages, table, tiles, block, engine.consecutive)
+        old_k, old_v = kv.leaf(state.cache.k, layer), kv.leaf(state.cache.v, layer)
+        before, old_k, old_v = xla.over_tiles(q[None], old_k, old_v, table, tiles, block, engine.consecutive)
         part = merge(type(before)(*(y[0] for y in before)), xla.over_new(q, k, v, seen))
-        return model.finish(c, weights, x, normalise(part)), (k, v, *(pages if engine.unrolled else ()))
+        return model.finish(c, weights, x, normalise(part)), (k, v, *((old_k, old_v) if engine.unrolled else ()))
 
     x = params["embed"][tokens]
     old = state.cache
@@ -64,7 +69,7 @@ def prefill(
     page = jnp.where(place < count, page, engine.batch * engine.pages)
     offset = position % engine.page_size
     cache = kv.KVCache(k=kv.write(old.k, ks, page, offset), v=kv.write(old.v, vs, page, offset))
-    return state.replace(cache=cache)
+    return dataclasses.replace(state, cache=cache)
 
 
 def admit(
@@ -91,7 +96,8 @@ def admit(
     def put(old: jax.Array, new: jax.Array | int | bool) -> jax.Array:
         return jnp.where(row, jnp.asarray(new, old.dtype), old)
 
-    slots = s.replace(
+    slots = dataclasses.replace(
+        s,
         length=put(s.length, length),
         pending=put(s.pending, pending),
         drafted=put(s.drafted, 0),
@@ -107,7 +113,8 @@ def admit(
         accepted_total=put(s.accepted_total, 0),
         verifications=put(s.verifications, 0),
     )
-    return state.replace(
+    return dataclasses.replace(
+        state,
         slots=slots,
         selection=jnp.where(row[None, :, None], -1, state.selection),
         context=engine.context.forget(state.context, row),

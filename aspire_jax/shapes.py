@@ -141,7 +141,8 @@ class Shapes:
 
     def copy(self, selected: jax.Array) -> jax.Array:
         """Work [4] of copying every row's selected pages, beside the step it happens in."""
-        return costs.work(0, np.float32(COPY_READS) * jnp.sum(selected), 0) * np.array([0, 1, 1, 1], np.float32)
+        zero = jnp.float32(0.0)
+        return costs.work(zero, np.float32(COPY_READS) * jnp.sum(selected), zero) * np.array([0, 1, 1, 1], np.float32)
 
     def _blocks(self, lengths: jax.Array) -> jax.Array:
         return (lengths + self.block - 1) // self.block * self.block

@@ -9,6 +9,7 @@ Source: ASPIRE, arXiv 2609.17943, section 3.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -50,7 +51,8 @@ def step(engine: Engine, params: Params, state: State) -> State:
         plain_seconds=state.cost.seconds(plain),
         active=view.active,
     )
-    return after.replace(
+    return dataclasses.replace(
+        after,
         draft_length=engine.draft_length.update(state.draft_length, outcome),
         work=state.work + work,
         shape_steps=state.shape_steps.at[index].add(1),
@@ -107,7 +109,7 @@ class _Done(NamedTuple):
         and the write, and XLA copies a buffer that is read in a loop and written behind it under another name.
       k, v: new keys and values, per layer [T_max, Hkv, D].
       page, offset: [T_max] where they go in the cache; out of range for padding and drafts.
-      count: scalar, tokens before the padding that makes all shapes alike; 0 where nothing goes into the cache.
+      width: scalar, tokens before the padding that makes all shapes alike; 0 where nothing goes into the cache.
       first: [B] index of each row's first token.
       slots, context, selection: as in the state, updated.
       accepted, emitted, confidence: [B], see `Outcome`.
@@ -118,7 +120,7 @@ class _Done(NamedTuple):
     v: kv.Leaves
     page: jax.Array
     offset: jax.Array
-    count: jax.Array
+    width: jax.Array
     first: jax.Array
     slots: Slots
     context: Any
@@ -148,21 +150,21 @@ def _in_shape(
         is_top = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) == target[:, None]
         margin = top - jnp.max(jnp.where(is_top, -jnp.inf, logits), axis=-1)
         slots, accepted, emitted = _commit(engine, slots, batch, target, margin)
-    slots = slots.replace(steps=slots.steps + (queries > 0).astype(jnp.int32))
+    slots = dataclasses.replace(slots, steps=slots.steps + (queries > 0).astype(jnp.int32))
     slots, context, selection = _select(engine, state, slots, batch, out, shape)
     widest = max(s.tokens for s in engine.shapes.all)
 
     def pad(x: jax.Array, axis: int, fill: int = 0) -> jax.Array:
-        width = [(0, 0)] * x.ndim
-        width[axis] = (0, widest - shape.tokens)
-        return jnp.pad(x, width, constant_values=x.dtype.type(fill))
+        around = [(0, 0)] * x.ndim
+        around[axis] = (0, widest - shape.tokens)
+        return jnp.pad(x, around, constant_values=x.dtype.type(fill))
 
     k, v = (jax.tree.map(lambda x: pad(x, 0 if engine.unrolled else 1), leaves) for leaves in (out.k, out.v))
     page, offset = pad(page, 0, engine.batch * engine.pages), pad(offset, 0)
-    count = jnp.int32(0 if shape.kind == "draft" else shape.tokens)
+    width = jnp.int32(0 if shape.kind == "draft" else shape.tokens)
     cache = out.cache if len(engine.shapes.all) == 1 else None
     resolved = (slots, context, selection, accepted, emitted, confidence)
-    return _Done(cache, k, v, page, offset, count, batch.first, *resolved)
+    return _Done(cache, k, v, page, offset, width, batch.first, *resolved)
 
 
 def _renew(engine: Engine, state: State, drafting: jax.Array) -> State:
@@ -183,7 +185,7 @@ def _renew(engine: Engine, state: State, drafting: jax.Array) -> State:
     compact = jax.lax.cond(jnp.any(stale), gather, lambda s: s.compact, state)
     # The copy was made for every row, from each row's current selection and cache: none is outdated now.
     fresh_copy = jnp.where(jnp.any(stale), False, state.slots.stale)
-    return state.replace(compact=compact, slots=state.slots.replace(stale=fresh_copy))
+    return dataclasses.replace(state, compact=compact, slots=dataclasses.replace(state.slots, stale=fresh_copy))
 
 
 def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -207,7 +209,7 @@ def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> St
         return kv.KVCache(k=kv.write(cache.k, k, page, offset), v=kv.write(cache.v, v, page, offset))
 
     # By chunks, so that a narrow step does not pay for the widest one's padding.
-    cache = jax.lax.fori_loop(0, done.count // chunk, put, old)
+    cache = jax.lax.fori_loop(0, done.width // chunk, put, old)
     tail = state.tail
     if engine.d_max:
         row = jnp.arange(engine.batch, dtype=jnp.int32)
@@ -215,7 +217,9 @@ def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> St
         firsts = (jax.tree.map(lambda x: jnp.take(x, done.first, axis=axis), new) for new in (done.k, done.v))
         k, v = firsts
         tail = kv.Tail(k=kv.write(tail.k, k, row, slot), v=kv.write(tail.v, v, row, slot))
-    return state.replace(cache=cache, tail=tail, slots=done.slots, context=done.context, selection=done.selection)
+    return dataclasses.replace(
+        state, cache=cache, tail=tail, slots=done.slots, context=done.context, selection=done.selection
+    )
 
 
 def _keep_draft(s: Slots, batch: Batch, target: jax.Array) -> Slots:
@@ -223,7 +227,7 @@ def _keep_draft(s: Slots, batch: Batch, target: jax.Array) -> Slots:
     rows = jnp.arange(s.drafted.shape[0], dtype=jnp.int32)
     at = jnp.where(batch.drafting, s.drafted, s.drafts.shape[1])
     drafts = s.drafts.at[rows, at].set(target[batch.first], mode="drop")
-    return s.replace(drafts=drafts, drafted=s.drafted + batch.drafting.astype(jnp.int32))
+    return dataclasses.replace(s, drafts=drafts, drafted=s.drafted + batch.drafting.astype(jnp.int32))
 
 
 def accept_greedy(drafts: jax.Array, drafted: jax.Array, target: jax.Array) -> jax.Array:
@@ -257,7 +261,8 @@ def _commit(
     slot = jnp.where(place < emitted[:, None], s.emitted[:, None] + place, engine.max_new)
     rows = jnp.arange(engine.batch, dtype=jnp.int32)[:, None]
     accepted = jnp.where(verified, jnp.minimum(accepted, emitted), 0)
-    slots = s.replace(
+    slots = dataclasses.replace(
+        s,
         out=s.out.at[rows, slot].set(tokens, mode="drop"),
         margin=s.margin.at[rows, slot].set(margins, mode="drop"),
         emitted=s.emitted + emitted,
@@ -293,4 +298,4 @@ def _select(
     renewed = acting if plan.renew == "step" else acting & ~batch.drafting
     chosen = engine.context.select(context, slots.length, engine.page_size)
     selection = jnp.where(renewed[None, :, None], chosen, state.selection)
-    return slots.replace(stale=slots.stale | renewed), context, selection
+    return dataclasses.replace(slots, stale=slots.stale | renewed), context, selection

@@ -1,0 +1,1 @@
+"""Benchmarks and studies; each module runs by itself and writes JSON."""

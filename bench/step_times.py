@@ -64,9 +64,7 @@ def start(engine: Engine, params: Any, length: int) -> State:
     state = jax.device_put(state, jax.tree.leaves(params)[0].sharding)
     never = np.full((engine.max_stop,), -1, np.int32)
     for slot in range(engine.batch):
-        state = _admit(
-            engine, state, np.int32(slot), np.int32(length), np.int32(1), np.int32(engine.max_new), never
-        )
+        state = _admit(engine, state, np.int32(slot), np.int32(length), np.int32(1), np.int32(engine.max_new), never)
     return state
 
 
@@ -107,7 +105,9 @@ def measure(loaded: Model, batch: int, context: int, queries: tuple[int, ...], r
             jax.block_until_ready(alone(plain_engine, loaded.params, plain))
         samples["forward"].append((time.perf_counter() - begin) / 4)
         for q in queries:
-            state = dataclasses.replace(state, draft_length=Target(jax.device_put(np.int32(q - 1), state.work.sharding)))
+            state = dataclasses.replace(
+                state, draft_length=Target(jax.device_put(np.int32(q - 1), state.work.sharding))
+            )
             if q > 1:
                 state = timed("first draft", engine, state, 1)
                 state = timed("draft", engine, state, q - 2)
@@ -134,8 +134,10 @@ def _forward_alone(engine: Engine, params: Any, state: State) -> tuple[jax.Array
 
 
 def ceiling(times: dict[str, Any], acceptance: list[float]) -> tuple[float, int]:
-    """Best speedup, and its draft length, that these step times allow when draft j is accepted (given that all before
-    it were) with probability acceptance[j]."""
+    """Best speedup that these step times allow, and its draft length.
+
+    `acceptance[j]` is the probability that draft j is accepted where all before it were; the last one goes on.
+    """
     best = (1.0, 0)
     for q, verify in times["verify"].items():
         drafts = q - 1

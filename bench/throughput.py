@@ -85,7 +85,9 @@ def _workloads(loaded: Model, args: argparse.Namespace) -> list[tuple[str, list[
     ]
 
 
-def _against_rates(loaded: Model, args: argparse.Namespace, times: dict[str, Any], rates: dict[str, float]) -> dict[str, Any]:
+def _against_rates(
+    loaded: Model, args: argparse.Namespace, times: dict[str, Any], rates: dict[str, float]
+) -> dict[str, Any]:
     """A plain step against the time that reading its bytes and multiplying its products would take."""
     from aspire_jax import params
 
@@ -104,16 +106,20 @@ def _against_rates(loaded: Model, args: argparse.Namespace, times: dict[str, Any
 def _steps_table(args: argparse.Namespace, s: dict[str, Any]) -> str:
     plain = s["plain"]
     low, high = s["plain_quartiles"]
+    low, high = low * 1e3, high * 1e3
     lines = [
         f"steps at {args.prompts} x {args.context} (medians of {s['rounds']})",
-        f"  plain         {plain * 1e3:7.1f} ms ({low * 1e3:.1f}-{high * 1e3:.1f}); reading its {s['plain_read_gb']:.2f} GB "
-        f"at the measured rate takes {s['plain_read_share']:.0%} of it, its products {s['plain_product_share']:.0%}",
+        f"  plain         {plain * 1e3:7.1f} ms ({low:.1f}-{high:.1f}): {s['plain_read_gb']:.2f} GB to read",
         f"  forward alone {s['forward'] * 1e3:7.1f} ms: the loop's own overhead is {s['loop_overhead']:.1%}",
-        f"  draft         {s['draft'] * 1e3:7.1f} ms = {s['draft'] / plain:.2f} plain; the first of a cycle "
-        f"{s['first_draft'] * 1e3:.1f} ms = {s['first_draft'] / plain:.2f}",
+        f"  first draft   {s['first_draft'] * 1e3:7.1f} ms = {s['first_draft'] / plain:.2f} plain",
+        f"  draft         {s['draft'] * 1e3:7.1f} ms = {s['draft'] / plain:.2f} plain",
     ]
     for q, seconds in s["verify"].items():
         lines.append(f"  verify {q}      {seconds * 1e3:7.1f} ms = {seconds / plain:.2f} plain")
+    lines.append(
+        f"  of a plain step, reading at the measured rate would take {s['plain_read_share']:.0%}, "
+        f"its products {s['plain_product_share']:.0%}"
+    )
     return "\n".join(lines)
 
 
@@ -149,7 +155,7 @@ def _row_text(row: dict[str, Any]) -> str:
     )
     if "ceiling" in row:
         text += (
-            f"\n  the step times allow {row['ceiling']:.2f}x at this acceptance (draft length {row['ceiling_drafts']}), "
+            f"\n  the step times allow {row['ceiling']:.2f}x at this acceptance (length {row['ceiling_drafts']}), "
             f"{row['ceiling_all_accepted']:.2f}x if every draft were accepted"
         )
     return text

@@ -28,8 +28,10 @@ def read(files: Sequence[str]) -> list[Request]:
 
 
 def near(model: Model, data: Sequence[str], count: int, context: int, max_tokens: int, seed: int = 0) -> list[Prepared]:
-    """`count` prompts of about `context` tokens: those of `data` that are long enough, cut in the middle to `context`
-    less up to 5 %, so that lengths differ; chosen by `seed`. Text of the Python installation where there is no data.
+    """`count` prompts of about `context` tokens, chosen by `seed`.
+
+    Those of `data` that are long enough, cut in the middle to `context` less up to 5 %, so that lengths differ. Text of
+    the Python installation where there is no data.
 
     Raises:
       InputError: fewer prompts in the data than asked for.

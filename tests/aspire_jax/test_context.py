@@ -131,7 +131,7 @@ def test_page_scores(heads: str) -> None:
     """Weight of each token over the heads, summed over its page, averaged over the first and the last query."""
     rng = np.random.default_rng(4)
     weights = rng.random((3, 2, 2, 5, 12)).astype(np.float32)  # [B, Q, Hkv, G, S]
-    got = np.asarray(page_mass(jnp.asarray(weights), heads, 4, jnp.array([2, 2, 2])))
+    got = np.asarray(page_mass(jnp.asarray(weights), heads, 4))
     for b in range(3):
         for page in range(3):
             at = weights[b, ..., 4 * page : 4 * page + 4].astype(np.float64)  # [Q, Hkv, G, 4]
