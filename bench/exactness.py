@@ -1,0 +1,104 @@
+"""Is ASPIRE's output AutoRegressive's? Every difference on real prompts, with its margin.
+
+    python -m bench.exactness --data FILE ... [--json FILE]
+
+Both methods decode the same prefilled prompts. A difference is a near tie where neither method saw the two best logits
+further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defect, and the exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from aspire_jax import load
+from aspire_jax.comparing import compare
+from aspire_jax.errors import InputError
+from aspire_jax.loading import Model
+from aspire_jax.request import Prepared, prepare
+from bench import machine, workloads
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
+    parser.add_argument("--data", nargs="+", required=True, metavar="FILE", help="prompts (JSONL: id, prompt)")
+    parser.add_argument("--longest", type=int, default=8000, help="leave out prompts of more tokens")
+    parser.add_argument("--shortest", type=int, default=1, help="and of fewer")
+    parser.add_argument("--limit", type=int, default=0, help="prompts at most, spread over all lengths; 0 for all")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of aspire")
+    parser.add_argument("--json", metavar="FILE", help="write the results; - for standard output alone")
+    args = parser.parse_args()
+    try:
+        results = measure(args)
+    except InputError as error:
+        parser.exit(2, f"exactness: error: {error}\n")
+    if args.json:
+        text = json.dumps(results, indent=2) + "\n"
+        sys.stdout.write(text) if args.json == "-" else Path(args.json).write_text(text)
+    return 1 if results["defects"] else 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Compares all prompts, longest batch last."""
+    from aspire_jax.cli.setup import policy_options
+
+    loaded = load(args.model)
+    options = policy_options("aspire", args.policy)
+    chosen = _choose(loaded, args)
+    totals = {"prompts": 0, "equal": 0, "near_ties": 0, "defects": 0, "tokens": 0, "drafted": 0, "accepted": 0}
+    differences: list[dict[str, Any]] = []
+    for start in range(0, len(chosen), args.batch):
+        group = chosen[start : start + args.batch]
+        found = compare(loaded, group, options=options, rounds=1)
+        report = found.candidate_reports[0]
+        totals["prompts"] += len(group)
+        totals["equal"] += found.exact
+        totals["defects"] += len(found.defects)
+        totals["near_ties"] += len(found.differences) - len(found.defects)
+        totals["tokens"] += report.completion_tokens
+        totals["drafted"] += report.drafted
+        totals["accepted"] += report.accepted
+        for d in found.differences:
+            request = next(r for r in group if r.index == d.index)
+            differences.append({"id": request.id, "position": d.position, "margin": d.margin, "near_tie": d.near_tie})
+        if args.json != "-":
+            lengths = [len(r.tokens) for r in group]
+            print(f"{min(lengths)} to {max(lengths)} tokens: {found.exact}/{len(group)} equal", flush=True)
+    if args.json != "-":
+        for row in differences:
+            what = "near tie" if row["near_tie"] else "DEFECT"
+            print(f"{row['id']}: differs from token {row['position']} on, {what}, margin {row['margin']:.2g}")
+        print(
+            f"{totals['equal']}/{totals['prompts']} equal, {totals['near_ties']} near ties, "
+            f"{totals['defects']} defects; {totals['tokens']} tokens, {totals['accepted']} of {totals['drafted']} drafts accepted"
+        )
+    command = " ".join(["python -m bench.exactness", *sys.argv[1:]])
+    return {
+        "command": command,
+        "model": loaded.name,
+        "machine": machine.describe(),
+        **totals,
+        "differences": differences,
+    }
+
+
+def _choose(loaded: Model, args: argparse.Namespace) -> list[Prepared]:
+    """The prompts within the bounds, shortest first, so that a batch's lengths are alike."""
+    ready = prepare(loaded, workloads.read(args.data), max_tokens=args.max_tokens, truncate=True)
+    room = min(args.longest, loaded.config.max_length - args.max_tokens)
+    fitting = sorted((r for r in ready if args.shortest <= len(r.tokens) <= room), key=lambda r: len(r.tokens))
+    if not fitting:
+        raise InputError(f"data: no prompt of {args.shortest} to {room} tokens, expected at least one")
+    if args.limit and len(fitting) > args.limit:
+        fitting = [fitting[i * len(fitting) // args.limit] for i in range(args.limit)]
+    return fitting
+
+
+if __name__ == "__main__":
+    sys.exit(main())
