@@ -76,7 +76,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             print(f"{row['id']}: differs from token {row['position']} on, {what}, margin {row['margin']:.2g}")
         print(
             f"{totals['equal']}/{totals['prompts']} equal, {totals['near_ties']} near ties, "
-            f"{totals['defects']} defects; {totals['tokens']} tokens, {totals['accepted']} of {totals['drafted']} drafts accepted"
+            f"{totals['defects']} defects; {totals['tokens']} tokens, "
+            f"{totals['accepted']} of {totals['drafted']} drafts accepted"
         )
     command = " ".join(["python -m bench.exactness", *sys.argv[1:]])
     return {
