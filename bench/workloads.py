@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ def near(model: Model, data: Sequence[str], count: int, context: int, max_tokens
     """`count` prompts of about `context` tokens, chosen by `seed`.
 
     Those of `data` that are long enough, cut in the middle to `context` less up to 5 %, so that lengths differ. Text of
-    the Python installation where there is no data.
+    the Python installation where there is no data. Stop tokens are ignored, so that every row decodes to the end.
 
     Raises:
       InputError: fewer prompts in the data than asked for.
@@ -40,6 +41,7 @@ def near(model: Model, data: Sequence[str], count: int, context: int, max_tokens
     assert tokenizer is not None
     if not data:
         made = demo_prompts.requests(tokenizer, context, count + seed)[seed:]
+        made = [dataclasses.replace(r, ignore_eos=True) for r in made]
         return prepare(model, made, max_tokens=max_tokens, truncate=True)
     long = [r for r in prepare(model, read(data), max_tokens=max_tokens, truncate=True) if len(r.tokens) >= context]
     if len(long) < count:
@@ -50,7 +52,8 @@ def near(model: Model, data: Sequence[str], count: int, context: int, max_tokens
         length = context - int(rng.integers(0, max(context // 20, 1)))
         head = length // 2
         chosen.append(np.concatenate([r.tokens[:head], r.tokens[len(r.tokens) - (length - head) :]]))
-    return prepare(model, [[int(t) for t in tokens] for tokens in chosen], max_tokens=max_tokens)
+    requests = [Request(token_ids=[int(t) for t in tokens], ignore_eos=True) for tokens in chosen]
+    return prepare(model, requests, max_tokens=max_tokens)
 
 
 def random_tokens(model: Model, count: int, context: int, max_tokens: int, seed: int = 0) -> list[Prepared]:
