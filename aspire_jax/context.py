@@ -192,7 +192,7 @@ class RefreshContext:
         pages = pages_of(lengths, page_size)
         capacity = self.capacity(state.mass.shape[-1])
         share = jnp.ceil(np.float32(self.rho) * pages.astype(jnp.float32)).astype(jnp.int32)
-        budget = jnp.minimum(jnp.maximum(share, self.k_min), capacity)
+        budget = jnp.minimum(jnp.maximum(share, min(self.k_min, capacity)), capacity)
         return best_pages(state.mass, pages, budget, self.recent, capacity)[None]
 
     def forget(self, state: PageMass, rows: jax.Array) -> PageMass:

@@ -19,6 +19,8 @@ from aspire_jax.shapes import Shapes
 
 State = Any
 IDLE, DRAFT, VERIFY = 0, 1, 2
+# Bounds of options: a verification is a static shape of d_max + 1 tokens a row, and regret is a number of steps.
+MOST_DRAFTS, MOST_REGRET = 32, 1e6
 
 
 class View(NamedTuple):
@@ -116,8 +118,8 @@ class FixedDraftLength:
     gamma: int = 5
 
     def __post_init__(self) -> None:
-        if self.gamma < 1:
-            raise ValueError(f"gamma: {self.gamma}, expected at least 1")
+        if not 1 <= self.gamma <= MOST_DRAFTS:
+            raise ValueError(f"gamma: {self.gamma}, expected 1 to {MOST_DRAFTS}")
 
     @property
     def d_max(self) -> int:
@@ -193,10 +195,13 @@ class AspireDraftLength:
     regret_steps: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.d_max < 1:
-            raise ValueError(f"d_max: {self.d_max}, expected at least 1")
+        if not 1 <= self.d_max <= MOST_DRAFTS:
+            raise ValueError(f"d_max: {self.d_max}, expected 1 to {MOST_DRAFTS}")
         if not 0 <= self.gamma_init <= self.d_max:
             raise ValueError(f"gamma_init: {self.gamma_init}, expected 0 to d_max ({self.d_max})")
+        for name, value in (("regret_share", self.regret_share), ("regret_steps", self.regret_steps)):
+            if value is not None and not 0 <= value <= MOST_REGRET:
+                raise ValueError(f"{name}: {value}, expected 0 to {MOST_REGRET:g}")
         for name in ("w", "alpha_0"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected a number between 0 and 1")
@@ -265,7 +270,7 @@ class AspireDraftLength:
         gammas = jnp.arange(self.d_max + 1, dtype=jnp.int32)
 
         def rate(g: jax.Array) -> jax.Array:
-            held = jnp.minimum(g, view.limit)
+            held = jnp.where(view.active, jnp.minimum(g, view.limit), 0)
             tokens = jnp.where(view.active, expected_tokens(state.alpha, held.astype(jnp.float32)), 0.0)
             ones = view.active.astype(jnp.int32)
             draft = view.shapes.forecast(view.active, ones, view.lengths, view.selected)

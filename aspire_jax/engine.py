@@ -154,7 +154,8 @@ class State:
       slots: the requests.
       context, draft_length: the policies' states.
       cost: the cost model the draft-length policy plans with.
-      work: [4] work done since the host last read it; shape_steps: [number of shapes] int32, steps by shape likewise.
+      work: [4] work done since the host last set it to zero.
+      shape_steps: [number of shapes] int32, steps by shape since `init`.
     """
 
     cache: kv.KVCache

@@ -22,8 +22,8 @@ class Method:
     Attributes:
       context: which pages a draft may read.
       draft_length: when a row verifies.
-      mixed: whether rows may draft and verify in one step; None where the implementation decides. A GPU gains by
-        mixing; a CPU's mixed step pays for the widest of everything, so there rows keep in step.
+      mixed: whether rows may draft and verify in one step. None: as the implementation gains by it. That of plain XLA
+        does not (a mixed step pays for the widest of everything), so rows keep in step.
     """
 
     context: ContextPolicy
@@ -35,6 +35,10 @@ METHODS: dict[str, Method] = {
     "autoregressive": Method(NoContext(), NoDraft()),
     "aspire": Method(RefreshContext(), AspireDraftLength(), mixed=None),
 }
+
+
+# Options that follow another one down where only that one is given.
+_BOUNDED = {"gamma_init": "d_max", "recent": "k_min"}
 
 
 def configure(
@@ -66,6 +70,10 @@ def configure(
     else:
         name = type(method).__name__
     left = dict(options or {})
+    for field, bound in _BOUNDED.items():
+        default = getattr(method.context, field, getattr(method.draft_length, field, None))
+        if bound in left and field not in left and default is not None:
+            left[field] = min(default, left[bound])
     mixed = left.pop("mixed", method.mixed)
     mixed = False if mixed is None else mixed
     context = _with_options(method.context, left)
@@ -77,6 +85,8 @@ def configure(
     if isinstance(context, RefreshContext) and context.renew is None:
         context = dataclasses.replace(context, renew="step" if mixed else "verification")
     page_size = engine.setdefault("page_size", 16)
+    if page_size < 1:
+        raise ValueError(f"page_size: {page_size}, expected at least 1")
     capacity = -(-capacity // page_size) * page_size
     return Engine(
         config=config,

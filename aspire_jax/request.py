@@ -153,7 +153,8 @@ def prepare(
         where = places[index] if places is not None else f"prompt {index}"
         request = as_request(prompt, where)
         name = index if request.id is None else request.id
-        _check(isinstance(name, str) or _whole(name), where, "id", name, "a string or a whole number")
+        named = _encodable(name) if isinstance(name, str) else _whole(name)
+        _check(named, where, "id", name, "a string or a whole number")
         where = where if places is not None or request.id is None else f"request {name!r}"
         key = (type(name), name)
         _check(key not in seen, where, "id", name, f"an id of its own ({seen.get(key)} has it too)")

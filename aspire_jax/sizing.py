@@ -26,7 +26,7 @@ def engine_for(
     options: Mapping[str, Any] | None = None,
 ) -> Engine:
     """The smallest engine that serves `requests`; sizes are rounded up, so that similar requests share its programs."""
-    if slots < 1:
+    if int(slots) != slots or slots < 1:
         raise ValueError(f"slots: {slots!r}, expected a whole number of at least 1")
     longest = max(len(r.tokens) + r.max_new for r in requests)
     stops = max(len(r.stop_ids) for r in requests)

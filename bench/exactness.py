@@ -9,12 +9,15 @@ further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defe
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 from aspire_jax import load
+from aspire_jax.cli.setup import policy_options, positive
 from aspire_jax.comparing import compare
 from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
@@ -26,17 +29,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
     parser.add_argument("--data", nargs="+", required=True, metavar="FILE", help="prompts (JSONL: id, prompt)")
-    parser.add_argument("--longest", type=int, default=8000, help="leave out prompts of more tokens")
-    parser.add_argument("--shortest", type=int, default=1, help="and of fewer")
-    parser.add_argument("--limit", type=int, default=0, help="prompts at most, spread over all lengths; 0 for all")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--longest", type=positive, default=8000, help="leave out prompts of more tokens")
+    parser.add_argument("--shortest", type=positive, default=1, help="and of fewer")
+    parser.add_argument("--limit", type=positive, help="prompts at most, spread over all lengths; all where not given")
+    parser.add_argument("--max-tokens", type=positive, default=64)
+    parser.add_argument("--batch", type=positive, default=8)
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of aspire")
     parser.add_argument("--json", metavar="FILE", help="write the results; - for standard output alone")
     args = parser.parse_args()
     try:
         results = measure(args)
-    except InputError as error:
+    except (ValueError, OSError) as error:
         parser.exit(2, f"exactness: error: {error}\n")
     if args.json:
         text = json.dumps(results, indent=2) + "\n"
@@ -46,8 +49,6 @@ def main() -> int:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Compares all prompts, longest batch last."""
-    from aspire_jax.cli.setup import policy_options
-
     loaded = load(args.model)
     options = policy_options("aspire", args.policy)
     chosen = _choose(loaded, args)
@@ -66,14 +67,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         totals["accepted"] += report.accepted
         for d in found.differences:
             request = next(r for r in group if r.index == d.index)
-            differences.append({"id": request.id, "position": d.position, "margin": d.margin, "near_tie": d.near_tie})
+            differences.append(
+                {
+                    "id": request.id,
+                    "position": d.position,
+                    "margin": d.margin if math.isfinite(d.margin) else None,
+                    "near_tie": d.near_tie,
+                }
+            )
         if args.json != "-":
             lengths = [len(r.tokens) for r in group]
             print(f"{min(lengths)} to {max(lengths)} tokens: {found.exact}/{len(group)} equal", flush=True)
     if args.json != "-":
         for row in differences:
             what = "near tie" if row["near_tie"] else "DEFECT"
-            print(f"{row['id']}: differs from token {row['position']} on, {what}, margin {row['margin']:.2g}")
+            print(f"{row['id']}: differs from token {row['position']} on, {what}, margin {row['margin']}")
         print(
             f"{totals['equal']}/{totals['prompts']} equal, {totals['near_ties']} near ties, "
             f"{totals['defects']} defects; {totals['tokens']} tokens, "
@@ -91,14 +99,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def _choose(loaded: Model, args: argparse.Namespace) -> list[Prepared]:
     """The prompts within the bounds, shortest first, so that a batch's lengths are alike."""
-    ready = prepare(loaded, workloads.read(args.data), max_tokens=args.max_tokens, truncate=True)
+    ready = prepare(loaded, workloads.read(args.data), max_tokens=1, truncate=True)
     room = min(args.longest, loaded.config.max_length - args.max_tokens)
     fitting = sorted((r for r in ready if args.shortest <= len(r.tokens) <= room), key=lambda r: len(r.tokens))
     if not fitting:
         raise InputError(f"data: no prompt of {args.shortest} to {room} tokens, expected at least one")
     if args.limit and len(fitting) > args.limit:
         fitting = [fitting[i * len(fitting) // args.limit] for i in range(args.limit)]
-    return fitting
+    return [dataclasses.replace(r, max_new=args.max_tokens) for r in fitting]
 
 
 if __name__ == "__main__":

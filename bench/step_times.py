@@ -97,7 +97,7 @@ def measure(loaded: Model, batch: int, context: int, queries: tuple[int, ...], r
     plain = start(plain_engine, loaded.params, context)
     plain = timed(None, plain_engine, plain, 2)
     alone = jax.jit(_forward_alone, static_argnums=0)
-    alone(plain_engine, loaded.params, plain)
+    jax.block_until_ready(alone(plain_engine, loaded.params, plain))
     for _ in range(rounds):
         plain = timed("plain", plain_engine, plain, 4)
         begin = time.perf_counter()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from aspire_jax import load
+from aspire_jax.cli.setup import positive
 from aspire_jax.comparing import Comparison, compare
-from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
 from aspire_jax.request import Prepared
 from bench import machine, step_times, workloads
@@ -26,10 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
     parser.add_argument("--data", nargs="+", default=[], metavar="FILE", help="prompts (JSONL: id, prompt)")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--context", type=int, default=7000, help="tokens of a prompt, about")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each method decodes")
+    parser.add_argument("--prompts", type=positive, default=8)
+    parser.add_argument("--context", type=positive, default=7000, help="tokens of a prompt, about")
+    parser.add_argument("--max-tokens", type=positive, default=128)
+    parser.add_argument("--rounds", type=positive, default=3, help="how often each method decodes")
     parser.add_argument("--seed", type=int, default=0, help="chooses the prompts")
     parser.add_argument("--quick", action="store_true", help="short contexts, few tokens: about two minutes")
     parser.add_argument("--json", metavar="FILE", help="write the results; - for standard output alone")
@@ -38,7 +38,7 @@ def main() -> None:
         args.context, args.max_tokens, args.rounds = min(args.context, 1024), 32, 1
     try:
         results = measure(args)
-    except InputError as error:
+    except (ValueError, OSError) as error:
         parser.exit(2, f"throughput: error: {error}\n")
     if args.json:
         text = json.dumps(results, indent=2) + "\n"

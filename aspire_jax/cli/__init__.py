@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -40,11 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return BAD_INPUT
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an answer may hold any character, whatever the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _terminate_as_interrupt():
             return _COMMANDS[args.command].run(args)
     except InputError as error:
         return fail(str(error))
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return fail("out of memory: expected fewer --slots, a smaller --max-length or shorter prompts", FAILED)
     except BrokenPipeError:  # whoever read standard output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

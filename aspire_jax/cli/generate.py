@@ -59,12 +59,23 @@ def _check(args: argparse.Namespace) -> None:
             raise InputError("--chat: with --input, expected --prompt (lines of a file have messages)")
         if args.resume and args.overwrite:
             raise InputError("--resume: with --overwrite, expected one of them")
-        if Path(args.output).resolve() == Path(args.input).resolve():
-            raise InputError(f"--output: {args.output}, expected another file than the input")
+        _check_apart(args)
         return
     for name in ("output", "resume", "overwrite"):
         if getattr(args, name):
             raise InputError(f"--{name}: with --prompt, expected --input")
+
+
+def _check_apart(args: argparse.Namespace) -> None:
+    """No file that is written may be one that is read or written under another name."""
+    named = {"the input": args.input, "--output": args.output, "--output's journal": f"{args.output}.partial"}
+    if args.json and args.json != "-":
+        named["--json"] = args.json
+    seen: dict[Path, str] = {}
+    for name, file in named.items():
+        other = seen.setdefault(Path(file).resolve(), name)
+        if other != name:
+            raise InputError(f"{name}: {file}, expected another file than {other}")
 
 
 def _file(args: argparse.Namespace) -> int:
@@ -79,7 +90,11 @@ def _file(args: argparse.Namespace) -> int:
     journal = Journal(args.output, ids, settings)
     journal.check(resume=args.resume, overwrite=args.overwrite)
     if journal.complete:
-        _say(args, f"{args.output}: complete, nothing to do")
+        if args.json:
+            setup.write_json(
+                args.json, {**_about(args, model, options), "answers": len(prepared), "resumed": len(prepared)}
+            )
+        _say(args, f"{args.output}: complete (an answer to every id), nothing to do")
         return 0
     left = [r for r in prepared if r.id not in journal.done]
     kept = len(prepared) - len(left)

@@ -313,7 +313,7 @@ def test_guard_blocks_a_policy_that_loses_and_lets_it_try_again_later() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"d_max": 0}, "d_max: 0, expected at least 1"),
+        ({"d_max": 0}, "d_max: 0, expected 1 to 32"),
         ({"d_max": 2, "gamma_init": 3}, r"gamma_init: 3, expected 0 to d_max \(2\)"),
         ({"w": 1.5}, "w: 1.5"),
         ({"alpha_0": -0.1}, "alpha_0: -0.1"),
@@ -325,5 +325,19 @@ def test_values_out_of_range_are_refused(fields: dict[str, Any], expected: str) 
 
 
 def test_a_fixed_length_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="gamma: 0, expected at least 1"):
+    with pytest.raises(ValueError, match="gamma: 0, expected 1 to 32"):
         FixedDraftLength(gamma=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regret_steps": float("inf")}, r"regret_steps: inf, expected 0 to"),
+        ({"regret_steps": float("nan")}, r"regret_steps: nan, expected 0 to"),
+        ({"regret_share": -0.1}, r"regret_share: -0.1, expected 0 to"),
+        ({"d_max": 33}, r"d_max: 33, expected 1 to 32"),
+    ],
+)
+def test_bounds_of_options(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AspireDraftLength(**options)  # type: ignore[arg-type]

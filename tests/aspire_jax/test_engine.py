@@ -153,3 +153,9 @@ def test_bfloat16() -> None:
     for a, want in zip(answers, firsts, strict=True):
         assert len(a.tokens) == 8
         assert a.tokens[0] == want.tokens[0] or want.margins[0] < 0.1
+
+
+def test_an_option_given_alone_takes_its_companion_down() -> None:
+    c = next(iter(tiny.MODELS.values()))
+    e = methods.configure(c, "aspire", batch=1, capacity=64, max_new=8, options={"d_max": 2, "k_min": 4})
+    assert (e.draft_length.gamma_init, e.context.recent) == (2, 4)

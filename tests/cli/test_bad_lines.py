@@ -29,6 +29,7 @@ GOOD = {"id": "a", "prompt": "hello"}
         (b'{"id": ["a"], "prompt": "a"}', '1: id: ["a"], expected'),
         (b'{"id": "a", "prompt": 5}', "1: prompt: 5, expected text, not empty"),
         (b'{"id": "a", "prompt": ""}', '1: prompt: "", expected text, not empty'),
+        (b'{"id": "\\ud800", "prompt": "x"}', '1: id: "\\ud800", expected a string or a whole number'),
         (b'{"id": "a", "prompt": "\\ud800"}', '1: prompt: "\\ud800", expected text'),
         (b'{"id": "a", "prompt": "b", "prompt": "c"}', "1: prompt: given twice, expected once"),
         (b'{"id": "a", "prompt": "b", "max_token": 3}', "1: max_token: 3, expected one of the fields"),

@@ -91,6 +91,9 @@ def test_figures_as_json(aspire, folder, tmp_path):
         (("-m", "M", "-i", "I"), "--output: missing, expected a file name beside --input"),
         (("-m", "M", "-i", "I", "-p", "text"), "not allowed with argument"),
         (("-m", "M", "-i", "I", "-o", "I"), "--output: I, expected another file than the input"),
+        (("-m", "M", "-i", "I", "-o", "O", "--json", "O"), "--json: O, expected another file than --output"),
+        (("-m", "M", "-i", "I", "-o", "O", "--json", "I"), "--json: I, expected another file than the input"),
+        (("-m", "M", "-i", "O.partial", "-o", "O"), "O.partial, expected another file than the input"),
         (("-m", "M", "-i", "I", "-o", "O", "--resume", "--overwrite"), "--resume: with --overwrite"),
         (("-m", "M", "-i", "I", "-o", "O", "--chat"), "--chat: with --input"),
         (("-m", "M", "-p", "text", "--resume"), "--resume: with --prompt, expected --input"),
@@ -126,7 +129,7 @@ def test_bad_arguments_are_one_line(aspire, tmp_path, monkeypatch, arguments, me
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("d_max=0", "--policy d_max: 0, expected at least 1"),
+        ("d_max=0", "--policy d_max: 0, expected 1 to 32"),
         ("rho=nan", "--policy rho: nan"),
         ("layer=9", "--policy layer: 9, expected 0 to 1"),
     ],
