@@ -11,7 +11,7 @@ from typing import Any
 
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext
-from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, NoDraft
+from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength, NoDraft
 from aspire_jax.engine import Engine
 
 
@@ -33,6 +33,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "autoregressive": Method(NoContext(), NoDraft()),
+    "aspire-fixed": Method(RefreshContext(), FixedDraftLength()),
     "aspire": Method(RefreshContext(), AspireDraftLength(), mixed=None),
 }
 

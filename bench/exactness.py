@@ -1,9 +1,10 @@
-"""Is ASPIRE's output AutoRegressive's? Every difference on real prompts, with its margin.
+"""Is a method's output AutoRegressive's? Every difference on real prompts, with its margin.
 
     python -m bench.exactness --data FILE ... [--json FILE]
 
 Both methods decode the same prefilled prompts. A difference is a near tie where neither method saw the two best logits
-further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defect, and the exit code 1.
+further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defect, and the exit code 1. `aspire-fixed`
+drafts whether it pays or not, which tests more than a scheduler that decodes plainly where drafting cannot pay.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from aspire_jax.cli.setup import policy_options, positive
 from aspire_jax.comparing import compare
 from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
+from aspire_jax.methods import METHODS
 from aspire_jax.request import Prepared, prepare
 from bench import machine, workloads
 
@@ -34,7 +36,8 @@ def main() -> int:
     parser.add_argument("--limit", type=positive, help="prompts at most, spread over all lengths; all where not given")
     parser.add_argument("--max-tokens", type=positive, default=64)
     parser.add_argument("--batch", type=positive, default=8)
-    parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of aspire")
+    parser.add_argument("--method", default="aspire", choices=sorted(METHODS), help="default: aspire")
+    parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
     parser.add_argument("--json", metavar="FILE", help="write the results; - for standard output alone")
     args = parser.parse_args()
     try:
@@ -50,13 +53,13 @@ def main() -> int:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Compares all prompts, longest batch last."""
     loaded = load(args.model)
-    options = policy_options("aspire", args.policy)
+    options = policy_options(args.method, args.policy)
     chosen = _choose(loaded, args)
     totals = {"prompts": 0, "equal": 0, "near_ties": 0, "defects": 0, "tokens": 0, "drafted": 0, "accepted": 0}
     differences: list[dict[str, Any]] = []
     for start in range(0, len(chosen), args.batch):
         group = chosen[start : start + args.batch]
-        found = compare(loaded, group, options=options, rounds=1)
+        found = compare(loaded, group, candidate=args.method, options=options, rounds=1)
         report = found.candidate_reports[0]
         totals["prompts"] += len(group)
         totals["equal"] += found.exact
