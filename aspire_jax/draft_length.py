@@ -90,6 +90,11 @@ class DraftLengthPolicy(Protocol):
         """Resets the rows [B] bool that a new request takes over."""
 
 
+def in_step(wants: jax.Array) -> jax.Array:
+    """Actions [B] of rows that march together: those that want a draft make it, the others wait, then all verify."""
+    return jnp.where(wants, DRAFT, jnp.where(jnp.any(wants), IDLE, VERIFY)).astype(jnp.int32)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoDraft:
     """Every step verifies nothing but the pending token: plain decoding."""
@@ -130,7 +135,7 @@ class FixedDraftLength:
 
     def decide(self, state: State, view: View) -> jax.Array:
         wants = view.active & (view.drafted < view.limit)
-        return jnp.where(wants, DRAFT, jnp.where(jnp.any(wants), IDLE, VERIFY)).astype(jnp.int32)
+        return in_step(wants)
 
     def update(self, state: State, outcome: Outcome) -> State:
         return state
@@ -220,7 +225,7 @@ class AspireDraftLength:
         blocked = ~self._worth_trying(state, view) & (view.drafted == 0)
         wants = view.active & (view.drafted < jnp.minimum(jnp.where(blocked, 0, gamma), view.limit))
         if self.in_step:
-            return jnp.where(wants, DRAFT, jnp.where(jnp.any(wants), IDLE, VERIFY)).astype(jnp.int32)
+            return in_step(wants)
         return jnp.where(wants, DRAFT, VERIFY).astype(jnp.int32)
 
     def update(self, state: AspireState, outcome: Outcome) -> AspireState:

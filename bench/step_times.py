@@ -19,7 +19,7 @@ from aspire_jax import engine as engine_lib
 from aspire_jax import methods, model, prefill, step
 from aspire_jax.context import NoContext, RefreshContext
 from aspire_jax.costs import TERMS, CostModel
-from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, Outcome, View
+from aspire_jax.draft_length import Outcome, View, in_step
 from aspire_jax.engine import Engine, State
 from aspire_jax.forward import forward, pack
 from aspire_jax.loading import Model
@@ -44,7 +44,7 @@ class OnDemand:
 
     def decide(self, state: Target, view: View) -> jax.Array:
         wants = view.active & (view.drafted < jnp.minimum(state.gamma, view.limit))
-        return jnp.where(wants, DRAFT, jnp.where(jnp.any(wants), IDLE, VERIFY)).astype(jnp.int32)
+        return in_step(wants)
 
     def update(self, state: Target, outcome: Outcome) -> Target:
         return state
