@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 from aspire_jax import load
-from aspire_jax.cli.setup import policy_options, positive
+from aspire_jax.cli.setup import policy_options, positive, write_json
 from aspire_jax.comparing import compare
 from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
@@ -45,8 +43,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         parser.exit(2, f"exactness: error: {error}\n")
     if args.json:
-        text = json.dumps(results, indent=2) + "\n"
-        sys.stdout.write(text) if args.json == "-" else Path(args.json).write_text(text)
+        write_json(args.json, results)
     return 1 if results["defects"] else 0
 
 

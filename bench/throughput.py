@@ -9,13 +9,11 @@ machine; the ratios are the result.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from aspire_jax import load
-from aspire_jax.cli.setup import positive
+from aspire_jax.cli.setup import positive, write_json
 from aspire_jax.comparing import Comparison, compare
 from aspire_jax.loading import Model
 from aspire_jax.request import Prepared
@@ -41,8 +39,7 @@ def main() -> None:
     except (ValueError, OSError) as error:
         parser.exit(2, f"throughput: error: {error}\n")
     if args.json:
-        text = json.dumps(results, indent=2) + "\n"
-        sys.stdout.write(text) if args.json == "-" else Path(args.json).write_text(text)
+        write_json(args.json, results)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
