@@ -19,7 +19,7 @@ import numpy as np
 
 from aspire_jax import cache as kv
 from aspire_jax import model
-from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, Outcome, View
+from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, DraftLengthPolicy, Outcome, View
 from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, Slots, State
 from aspire_jax.forward import Batch, Forward, forward, pack
 from aspire_jax.params import Params
@@ -29,7 +29,7 @@ from aspire_jax.shapes import Shape
 def step(engine: Engine, params: Params, state: State) -> State:
     """One step of every active row."""
     view = _view(engine, state)
-    drafting, queries = _decide(engine, state, view)
+    drafting, queries = decide(engine.draft_length, engine.mixed, state.draft_length, view)
     shapes = engine.shapes
     index = shapes.choose(drafting, queries, view.lengths)
     copied = jnp.any(state.slots.stale & drafting)
@@ -89,13 +89,17 @@ def _view(engine: Engine, state: State) -> View:
     return View(s.active, s.drafted, limit, s.length, selected, state.cost, engine.shapes)
 
 
-def _decide(engine: Engine, state: State, view: View) -> tuple[jax.Array, jax.Array]:
-    """Which rows draft [B] bool, and each row's query tokens [B]: 1, d + 1, or 0 where it waits."""
-    action = engine.draft_length.decide(state.draft_length, view)
+def decide(policy: DraftLengthPolicy, mixed: bool, policy_state: Any, view: View) -> tuple[jax.Array, jax.Array]:
+    """Which rows draft [B] bool, and each row's query tokens [B]: 1, d + 1, or 0 where it waits.
+
+    Args:
+      mixed: whether rows may draft and verify in one step; if not, who would verify waits for those who draft.
+    """
+    action = policy.decide(policy_state, view)
     action = jnp.where((action == DRAFT) & (view.drafted >= view.limit), VERIFY, action)
     action = jnp.where(view.active, action, IDLE)
     drafting = action == DRAFT
-    if not engine.mixed:  # there is no shape for both: who would verify waits for those who draft
+    if not mixed:
         action = jnp.where((action == VERIFY) & jnp.any(drafting), IDLE, action)
     queries = jnp.where(drafting, 1, jnp.where(action == VERIFY, view.drafted + 1, 0))
     return drafting, queries.astype(jnp.int32)
