@@ -13,7 +13,7 @@ from aspire_jax import cache as kv
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, Plan
 from aspire_jax.costs import TERMS, CostModel
-from aspire_jax.draft_length import DraftLengthPolicy
+from aspire_jax.draft_length import DraftLengthPolicy, signals_of
 from aspire_jax.shapes import Shapes
 
 RUNNING, STOP, LENGTH = 0, 1, 2
@@ -69,6 +69,11 @@ class Engine:
     def d_max(self) -> int:
         """Most drafts a row may hold; 0 where nothing is drafted."""
         return self.draft_length.d_max
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Signals of a draft that the draft-length policy asks for."""
+        return signals_of(self.draft_length)
 
     @property
     def pages(self) -> int:

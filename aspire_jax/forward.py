@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import cache as kv
-from aspire_jax import model, rope
+from aspire_jax import model, rope, signals
 from aspire_jax.attention import xla
 from aspire_jax.attention.softmax import Partial, attend, log_sum_exp, merge, normalise
 from aspire_jax.context import Scores
@@ -52,6 +52,7 @@ class Forward(NamedTuple):
       x: [T, d_model] residual stream after the last layer.
       k, v: the tokens' keys and values, per layer [T, Hkv, D] (stacked where layers are scanned).
       scores: page scores at the plan's layers, or None where the plan measures none in such a step.
+      outside: [B] for drafting rows, see `Signals`; None where the policy does not ask or no layer measures it.
       cache: the cache, unchanged; write to this one (see `xla.over_tiles`).
       context: the context policy's state (changed where selections are served within the step).
       selection: as in the state.
@@ -61,6 +62,7 @@ class Forward(NamedTuple):
     k: kv.Leaves
     v: kv.Leaves
     scores: Scores | None
+    outside: jax.Array | None
     cache: kv.KVCache
     context: Any
     selection: jax.Array
@@ -217,17 +219,19 @@ class _Attention:
             far = choose(far_draft, far)
         return merge(far, choose(near_draft, near))
 
-    def mass(self, q: jax.Array, part: Partial, layer: int | jax.Array) -> jax.Array:
-        """Page scores of every acting row, from its first and its last query token. part: over [T, Hkv, G]."""
+    def weights(self, q: jax.Array, part: Partial, layer: int | jax.Array) -> jax.Array:
+        """Every acting row's attention to its committed tokens, by its first and its last query token.
+
+        q: [T, Hkv, G, D]; part: over [T, Hkv, G]. Returns [B, 1 or 2, Hkv, G, S].
+        """
         b, s = self.batch, self.state.slots
         last = b.first + jnp.maximum(b.queries - 1, 0)
         ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
         ends = jnp.minimum(ends, q.shape[0] - 1)
-        weights = xla.weights_of(
+        return xla.weights_of(
             q[ends], log_sum_exp(part)[ends], kv.leaf(self.cache.k, layer), s.table, self.lengths,
             self.engine.consecutive,
         )  # fmt: skip
-        return page_mass(weights, self.engine.plan.heads, self.engine.page_size)
 
 
 def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: Shape) -> Forward:
@@ -244,7 +248,7 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
     refreshing = plan.refresh_layers if shape.kind != "dense" and engine.d_max else ()
     cos_sin = rope.rotation(c.rope, c.head_dim, c.max_length, batch.position)
     x = params["embed"][batch.token]
-    ks, vs, masses = [], [], {}
+    ks, vs, masses, outside = [], [], {}, []
     context, served = state.context, None
     for start, stop in segments(c.n_layers, measured | set(refreshing), engine.unrolled):
         if stop - start > 1 and not engine.unrolled:
@@ -257,7 +261,11 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
             q, k, v = model.project(c, weights, x, cos_sin)
             part = attention.attend(q, k, v, _index(engine, layer), plan.sets[layer], layer in refreshing, served)
             if layer in measured:
-                masses[layer] = attention.mass(q, part, _index(engine, layer))
+                seen = attention.weights(q, part, _index(engine, layer))
+                masses[layer] = page_mass(seen, plan.heads, engine.page_size)
+                if layer in refreshing and "outside" in engine.signals:
+                    current = (state.selection if served is None else served)[plan.sets[layer]]
+                    outside.append(signals.outside_of(seen, current, engine.page_size))
             if layer in refreshing and plan.same_step:
                 scores = Scores((layer,), masses[layer][None], drafts[None])
                 context = engine.context.observe(context, scores)
@@ -272,9 +280,9 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
         rows = [(verifies if i in plan.verify_layers else none) | (drafts if i in refreshing else none) for i in layers]
         measurement = Scores(layers, jnp.stack([masses[i] for i in layers]), jnp.stack(rows))
     join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
-    return Forward(
-        x, join(ks), join(vs), measurement, attention.cache, context, state.selection if served is None else served
-    )
+    missed = sum(outside[1:], start=outside[0]) / np.float32(len(outside)) if outside else None
+    selection = state.selection if served is None else served
+    return Forward(x, join(ks), join(vs), measurement, missed, attention.cache, context, selection)
 
 
 def segments(n_layers: int, special: set[int], unrolled: bool) -> list[tuple[int, int]]:

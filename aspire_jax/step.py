@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import cache as kv
-from aspire_jax import model
-from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, DraftLengthPolicy, Outcome, View
+from aspire_jax import model, signals
+from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, DraftLengthPolicy, Outcome, Signals, View
 from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, Slots, State
 from aspire_jax.forward import Batch, Forward, forward, pack
 from aspire_jax.params import Params
@@ -46,7 +46,9 @@ def step(engine: Engine, params: Params, state: State) -> State:
         drafts=jnp.where((queries > 0) & ~drafting, state.slots.drafted, 0),
         accepted=done.accepted,
         emitted=done.emitted,
-        confidence=done.confidence,
+        drafted=drafting,
+        token=done.token,
+        signals=done.signals,
         seconds=state.cost.seconds(work),
         plain_seconds=state.cost.seconds(plain),
         active=view.active,
@@ -116,7 +118,7 @@ class _Done(NamedTuple):
       width: scalar, tokens before the padding that makes all shapes alike; 0 where nothing goes into the cache.
       first: [B] index of each row's first token.
       slots, context, selection: as in the state, updated.
-      accepted, emitted, confidence: [B], see `Outcome`.
+      accepted, emitted, token, signals: see `Outcome`.
     """
 
     cache: kv.KVCache | None
@@ -131,7 +133,8 @@ class _Done(NamedTuple):
     selection: jax.Array
     accepted: jax.Array
     emitted: jax.Array
-    confidence: jax.Array
+    token: jax.Array
+    signals: Signals
 
 
 def _in_shape(
@@ -145,10 +148,11 @@ def _in_shape(
     top = jnp.max(logits, axis=-1)
     page, offset = _destination(engine, state.slots, batch)
     slots, accepted, emitted = state.slots, *(jnp.zeros((2, engine.batch), jnp.int32))
-    confidence = jnp.zeros((engine.batch,), jnp.float32)
+    token, known = jnp.full((engine.batch,), -1, jnp.int32), signals.unknown(engine.batch)
     if shape.kind != "dense" and engine.d_max:
-        lse = jax.nn.logsumexp(logits[batch.first], axis=-1)
-        confidence = jnp.where(drafting, jnp.exp(top[batch.first] - lse), np.float32(0.0))
+        token = jnp.where(drafting, target[batch.first], -1)
+        if engine.signals:
+            known = signals.measure(engine.signals, logits[batch.first], target[batch.first], out.outside, drafting)
         slots = _keep_draft(slots, batch, target)
     if shape.kind != "draft":
         is_top = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) == target[:, None]
@@ -167,7 +171,7 @@ def _in_shape(
     page, offset = pad(page, 0, engine.batch * engine.pages), pad(offset, 0)
     width = jnp.int32(0 if shape.kind == "draft" else shape.tokens)
     cache = out.cache if len(engine.shapes.all) == 1 else None
-    resolved = (slots, context, selection, accepted, emitted, confidence)
+    resolved = (slots, context, selection, accepted, emitted, token, known)
     return _Done(cache, k, v, page, offset, width, batch.first, *resolved)
 
 

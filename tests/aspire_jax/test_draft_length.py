@@ -24,6 +24,7 @@ from aspire_jax.draft_length import (
     expected_tokens,
 )
 from aspire_jax.shapes import COPY_READS, PACKED_STAIRS, Shapes
+from aspire_jax.signals import unknown
 
 from . import tiny
 
@@ -69,12 +70,14 @@ def outcome(**fields: Any) -> Outcome:
         "drafts": [0] * B,
         "accepted": [0] * B,
         "emitted": [0] * B,
-        "confidence": np.zeros(B, np.float32),
+        "drafted": [False] * B,
+        "token": [-1] * B,
         "seconds": np.float32(1),
         "plain_seconds": np.float32(1),
         "active": [True] * B,
     }
-    return Outcome(**{k: jnp.asarray(v) for k, v in {**base, **fields}.items()})
+    known = fields.pop("signals", unknown(B))
+    return Outcome(**{k: jnp.asarray(v) for k, v in {**base, **fields}.items()}, signals=known)
 
 
 def known(policy: AspireDraftLength, alpha: Any) -> AspireState:

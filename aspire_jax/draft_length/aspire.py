@@ -1,147 +1,17 @@
-"""Draft-length policies: when does a row stop drafting and verify?
-
-A policy is a frozen dataclass with pure functions; its state is a pytree the engine carries. `decide` sees the whole
-batch, so a policy may let rows go their own ways or keep them in step.
-"""
+"""ASPIRE's draft length: as many drafts as pay, by a cost model and a smoothed acceptance rate."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aspire_jax.costs import CostModel
-from aspire_jax.shapes import Shapes
+from aspire_jax.draft_length.interface import DRAFT, MOST_DRAFTS, VERIFY, Outcome, View, in_step
 
-State = Any
-IDLE, DRAFT, VERIFY = 0, 1, 2
-# Bounds of options: a verification is a static shape of d_max + 1 tokens a row, and regret is a number of steps.
-MOST_DRAFTS, MOST_REGRET = 32, 1e6
-
-
-class View(NamedTuple):
-    """The batch as a policy sees it before a step.
-
-    Attributes:
-      active: [B] bool, rows with a request that goes on.
-      drafted: [B] drafts held, d.
-      limit: [B] most drafts a row may hold now: at most d_max, fewer near its end, 0 while it has no selection.
-      lengths: [B] committed tokens.
-      selected: [B] float32, tokens a drafting step of the row reads in a layer.
-      cost: the cost model.
-      shapes: the engine's step shapes (static).
-    """
-
-    active: jax.Array
-    drafted: jax.Array
-    limit: jax.Array
-    lengths: jax.Array
-    selected: jax.Array
-    cost: CostModel
-    shapes: Shapes
-
-
-class Outcome(NamedTuple):
-    """What a step did.
-
-    Attributes:
-      verified: [B] bool.
-      drafts, accepted, emitted: [B] drafts a verifying row held, those it accepted, tokens it emitted; 0 elsewhere.
-      confidence: [B] top probability of the draft just made, 0 elsewhere.
-      seconds: predicted time of this step; plain_seconds: of a step in which every active row decodes plainly.
-      active: [B] bool, as in the view.
-    """
-
-    verified: jax.Array
-    drafts: jax.Array
-    accepted: jax.Array
-    emitted: jax.Array
-    confidence: jax.Array
-    seconds: jax.Array
-    plain_seconds: jax.Array
-    active: jax.Array
-
-
-class DraftLengthPolicy(Protocol):
-    """The interface."""
-
-    @property
-    def d_max(self) -> int:
-        """Most drafts a row may hold (static)."""
-
-    def init(self, batch: int) -> State:
-        """State of rows of which nothing is known."""
-
-    def decide(self, state: State, view: View) -> jax.Array:
-        """Action of each row [B] int32: IDLE, DRAFT or VERIFY.
-
-        The engine turns DRAFT into VERIFY where a row is at its limit, and every action into IDLE where it is not
-        active. Some active row must act.
-        """
-
-    def update(self, state: State, outcome: Outcome) -> State:
-        """Takes in what the step did."""
-
-    def forget(self, state: State, rows: jax.Array) -> State:
-        """Resets the rows [B] bool that a new request takes over."""
-
-
-def in_step(wants: jax.Array) -> jax.Array:
-    """Actions [B] of rows that march together: those that want a draft make it, the others wait, then all verify."""
-    return jnp.where(wants, DRAFT, jnp.where(jnp.any(wants), IDLE, VERIFY)).astype(jnp.int32)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NoDraft:
-    """Every step verifies nothing but the pending token: plain decoding."""
-
-    @property
-    def d_max(self) -> int:
-        return 0
-
-    def init(self, batch: int) -> State:
-        return ()
-
-    def decide(self, state: State, view: View) -> jax.Array:
-        return jnp.full(view.active.shape, VERIFY, jnp.int32)
-
-    def update(self, state: State, outcome: Outcome) -> State:
-        return state
-
-    def forget(self, state: State, rows: jax.Array) -> State:
-        return state
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedDraftLength:
-    """Every row drafts `gamma` tokens, then verifies; rows keep in step (the synchronised baselines)."""
-
-    gamma: int = 5
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.gamma <= MOST_DRAFTS:
-            raise ValueError(f"gamma: {self.gamma}, expected 1 to {MOST_DRAFTS}")
-
-    @property
-    def d_max(self) -> int:
-        return self.gamma
-
-    def init(self, batch: int) -> State:
-        return ()
-
-    def decide(self, state: State, view: View) -> jax.Array:
-        wants = view.active & (view.drafted < view.limit)
-        return in_step(wants)
-
-    def update(self, state: State, outcome: Outcome) -> State:
-        return state
-
-    def forget(self, state: State, rows: jax.Array) -> State:
-        return state
+MOST_REGRET = 1e6  # a number of steps
 
 
 def expected_tokens(alpha: jax.Array, gamma: jax.Array) -> jax.Array:

@@ -1,0 +1,42 @@
+"""Draft-length policies: when does a row stop drafting and verify?
+
+`interface.py` has what the engine and a policy say to each other; every other file is one policy.
+"""
+
+from __future__ import annotations
+
+from aspire_jax.draft_length.aspire import AspireDraftLength, AspireState, expected_tokens
+from aspire_jax.draft_length.fixed import FixedDraftLength
+from aspire_jax.draft_length.interface import (
+    DRAFT,
+    IDLE,
+    MOST_DRAFTS,
+    VERIFY,
+    DraftLengthPolicy,
+    Outcome,
+    Signals,
+    State,
+    View,
+    in_step,
+    signals_of,
+)
+from aspire_jax.draft_length.plain import NoDraft
+
+__all__ = [
+    "DRAFT",
+    "IDLE",
+    "MOST_DRAFTS",
+    "VERIFY",
+    "AspireDraftLength",
+    "AspireState",
+    "DraftLengthPolicy",
+    "FixedDraftLength",
+    "NoDraft",
+    "Outcome",
+    "Signals",
+    "State",
+    "View",
+    "expected_tokens",
+    "in_step",
+    "signals_of",
+]
