@@ -11,7 +11,7 @@ from typing import Any
 
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext
-from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength, NoDraft
+from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength, FsmDraftLength, NoDraft
 from aspire_jax.engine import Engine
 
 
@@ -34,6 +34,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "autoregressive": Method(NoContext(), NoDraft()),
     "aspire-fixed": Method(RefreshContext(), FixedDraftLength()),
+    "aspire-fsm": Method(RefreshContext(), FsmDraftLength(), mixed=True),
     "aspire": Method(RefreshContext(), AspireDraftLength(), mixed=None),
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from aspire_jax.draft_length.aspire import AspireDraftLength, AspireState, expected_tokens
 from aspire_jax.draft_length.fixed import FixedDraftLength
+from aspire_jax.draft_length.fsm import FsmDraftLength, FsmState
 from aspire_jax.draft_length.interface import (
     DRAFT,
     IDLE,
@@ -31,6 +32,8 @@ __all__ = [
     "AspireState",
     "DraftLengthPolicy",
     "FixedDraftLength",
+    "FsmDraftLength",
+    "FsmState",
     "NoDraft",
     "Outcome",
     "Signals",
