@@ -60,7 +60,7 @@ $(VENV)/.run: pyproject.toml $(VENV)/.created
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,bench]'
 	@touch $@
 
 $(VENV)/.parity: $(VENV)/.run

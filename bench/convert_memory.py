@@ -1,6 +1,6 @@
 """Peak memory of a conversion against its bound, on a synthetic checkpoint.
 
-    python -m bench.convert_memory [--gib 2] [--json FILE]
+    python -m bench.convert_memory [--gib 2] [--json FILE] [--plot FILE] [--quick]
 
 Makes a random Llama-shaped Hugging Face folder in a temporary directory, converts it in a process of its own and
 compares that process's largest resident size with the bound: three times the largest group of tensors (one
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from aspire_jax.errors import InputError
+from bench import command, machine, plots
 
 GIB = 2**30
 D_MODEL, D_FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2048, 5632, 16, 4, 128, 32000
@@ -42,23 +43,44 @@ sys.exit(code)
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main() -> int:
+    parser = command.parser("convert_memory", __doc__, quick="half a GiB", plot="peak and bound of each conversion")
     parser.add_argument("--gib", type=float, default=2.0, help="size of the synthetic checkpoint (bfloat16)")
-    parser.add_argument("--json", metavar="FILE", help="also write the results as JSON; - for standard output alone")
-    args = parser.parse_args()
+    return command.run(parser, _measure, draw, passed=passed)
+
+
+def passed(results: dict[str, Any]) -> bool:
+    """Whether every conversion stayed below its bound."""
+    return all(row["peak_gib"] <= row["bound_gib"] for row in results["runs"])
+
+
+def _measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
+    if not 0 < args.gib < 1000:
+        raise InputError(f"--gib: {args.gib}, expected a size above 0")
     with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), args.gib)
-    if args.json != "-":
-        for row in results["runs"]:
-            print(
-                f"{row['route']:>30}: peak {row['peak_gib']:.2f} GiB, bound {row['bound_gib']:.2f}, model "
-                f"{row['model_gib']:.2f}, {row['seconds']:.1f} s, {row['gib_per_second']:.2f} GiB/s"
-            )
-    if args.json:
-        text = json.dumps(results, indent=2) + "\n"
-        sys.stdout.write(text) if args.json == "-" else Path(args.json).write_text(text)
-    sys.exit(any(row["peak_gib"] > row["bound_gib"] for row in results["runs"]))
+        results = measure(Path(folder), min(args.gib, 0.5) if args.quick else args.gib)
+    for row in results["runs"]:
+        say(
+            f"{row['route']:>30}: peak {row['peak_gib']:.2f} GiB, bound {row['bound_gib']:.2f}, model "
+            f"{row['model_gib']:.2f}, {row['seconds']:.1f} s, {row['gib_per_second']:.2f} GiB/s"
+        )
+    return results
+
+
+def draw(results: dict[str, Any], file: str) -> None:
+    """Peak memory of each route beside its bound and the model's size."""
+    made, (axes,) = plots.figure("Peak memory of a conversion, and its bound", width=8)
+    series = {"peak": "peak_gib", "bound": "bound_gib", "the model itself": "model_gib"}
+    rows = results["runs"]
+    plots.bars(
+        axes,
+        [row["route"].replace(" to ", "\nto ") for row in rows],
+        {name: [row[key] for row in rows] for name, key in series.items()},
+        label="GiB",
+    )
+    plots.legend(axes)
+    plots.note(made, plots.where(results))
+    plots.save(made, file)
 
 
 def measure(folder: Path, gib: float) -> dict[str, Any]:
@@ -71,8 +93,7 @@ def measure(folder: Path, gib: float) -> dict[str, Any]:
     for done in (folder / "bf16", folder / "back"):
         subprocess.run(["rm", "-r", str(done)], check=True)
     runs.append(convert(folder / "hf", folder / "f32", "safetensors bf16 to Orbax f32", "float32", layers))
-    hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
-    return {"command": " ".join(["python -m bench.convert_memory", *sys.argv[1:]]), **hardware, "runs": runs}
+    return {"machine": machine.describe(), "seed": 0, "runs": runs}
 
 
 def shapes(layers: int) -> dict[str, tuple[int, ...]]:
@@ -145,4 +166,4 @@ def convert(src: Path, dst: Path, route: str, dtype: str, layers: int, *options:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

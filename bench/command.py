@@ -1,0 +1,80 @@
+"""What every benchmark's command line shares: --json, --plot, --quick, one line for bad input, the result's header."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aspire_jax.cli.setup import write_json
+from aspire_jax.errors import InputError
+
+Results = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def parser(name: str, doc: str | None, *, quick: str, plot: str) -> argparse.ArgumentParser:
+    """A parser that explains the benchmark by its module's docstring and has the common options.
+
+    Args:
+      name: the module's, without `bench.`.
+      quick: what --quick leaves out.
+      plot: what the picture shows.
+    """
+    made = argparse.ArgumentParser(
+        prog=f"python -m bench.{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--json", metavar="FILE", help="write the results; - for standard output alone")
+    made.add_argument("--plot", metavar="FILE", help=f"draw {plot}; PNG or SVG by the name's ending")
+    made.add_argument("--quick", action="store_true", help=f"{quick}: about two minutes")
+    return made
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace, Say], Results],
+    draw: Callable[[Results, str], None],
+    arguments: Sequence[str] | None = None,
+    passed: Callable[[Results], bool] = lambda _: True,
+) -> int:
+    """Parses, measures, writes JSON and picture. The exit code: 0, 1 where the results do not pass, 2 for bad input.
+
+    Args:
+      measure: from the arguments and a function that tells how it goes; told nothing where JSON goes to standard
+        output.
+      draw: the picture of the results into a file.
+    """
+    args = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+
+    def say(text: str) -> None:
+        if args.json != "-":
+            print(text, flush=True)
+
+    try:
+        check_plot(args.plot)
+        results = {"command": " ".join([parser.prog, *given])} | measure(args, say)
+        if args.json:
+            write_json(args.json, results)
+        if args.plot:
+            draw(results, args.plot)
+    except (InputError, OSError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    return 0 if passed(results) else 1
+
+
+def check_plot(file: str | None) -> None:
+    """Refuses a picture that could not be written, before anything is measured."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise InputError(f"--plot: {file}, expected a name that ends in .png or .svg")
+    if not path.parent.is_dir():
+        raise InputError(f"--plot: {file}, expected a folder that exists")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("--plot: matplotlib is not installed, expected: pip install 'aspire-jax[bench]'")
