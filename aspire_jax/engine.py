@@ -14,6 +14,8 @@ from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, Plan
 from aspire_jax.costs import TERMS, CostModel
 from aspire_jax.draft_length import DraftLengthPolicy, signals_of
+from aspire_jax.sampling import rows as sampling_rows
+from aspire_jax.sampling.rows import Sampling, Support
 from aspire_jax.shapes import Shapes
 
 RUNNING, STOP, LENGTH = 0, 1, 2
@@ -38,6 +40,7 @@ class Engine:
       dense: batched step shapes exist (see `shapes.Shapes`).
       mixed: rows may draft and verify in one step.
       dtype: name of the cache's dtype.
+      sampling: what is served beyond greedy decoding; None for greedy decoding alone.
     """
 
     config: ModelConfig
@@ -53,6 +56,7 @@ class Engine:
     dense: bool = True
     mixed: bool = True
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    sampling: Support | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.page_size <= 512:
@@ -121,8 +125,8 @@ class Slots:
       fresh: [B] bool, nothing of this request was measured yet: it must verify first.
       stale: [B] bool, the compact context no longer matches the selection.
       active: [B] bool; reason: [B] RUNNING, STOP or LENGTH.
-      out: [B, max_new] tokens emitted; margin: [B, max_new] float32, how far their logit lay above the second best;
-        emitted: [B] how many.
+      out: [B, max_new] tokens emitted; margin: [B, max_new] float32, how far their logit lay above the second best
+        (for a sampled token see `aspire_jax.sampling`); emitted: [B] how many.
       max_new: [B] tokens the request may emit; stop: [B, max_stop] stop tokens, -1 where unused.
       steps, drafted_total, accepted_total, verifications: [B] counts since admission.
     """
@@ -157,6 +161,7 @@ class State:
       compact: the selected pages of each row, copied together: k, v per layer [Hkv, B, selected * page_size, D].
       selection: [n_sets, B, selected] positions in the page table, -1 where unused.
       slots: the requests.
+      sampling: their sampling parameters, and what sampling remembers of them; None where the engine is greedy.
       context, draft_length: the policies' states.
       cost: the cost model the draft-length policy plans with.
       work: [4] work done since the host last set it to zero.
@@ -168,6 +173,7 @@ class State:
     compact: kv.KVCache
     selection: jax.Array
     slots: Slots
+    sampling: Sampling | None
     context: Any
     draft_length: Any
     cost: CostModel
@@ -212,6 +218,9 @@ def init(engine: Engine, cost: CostModel) -> State:
         compact=kv.KVCache(*pair((b, engine.selected * engine.page_size))),
         selection=jnp.full((engine.plan.n_sets, b, engine.selected), -1, jnp.int32),
         slots=slots,
+        sampling=sampling_rows.init(engine.sampling, c.vocab_size, b, engine.max_new, engine.d_max)
+        if engine.sampling
+        else None,
         context=engine.context.init(c, b, engine.pages),
         draft_length=engine.draft_length.init(b),
         cost=cost,

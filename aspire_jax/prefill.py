@@ -19,6 +19,8 @@ from aspire_jax.attention import xla
 from aspire_jax.attention.softmax import merge, normalise
 from aspire_jax.engine import RUNNING, Engine, State
 from aspire_jax.params import Params
+from aspire_jax.sampling import rows as sampling_rows
+from aspire_jax.sampling.rows import Settings
 
 # Keys a chunk's queries meet at a time: with several hundred queries a small block keeps the scores in the CPU's cache.
 _BLOCK = 512
@@ -80,6 +82,7 @@ def admit(
     pending: jax.Array,
     max_new: jax.Array,
     stop: jax.Array,
+    settings: Settings | None = None,
 ) -> State:
     """Starts a request in a slot whose pages hold its prompt but for the last token.
 
@@ -89,6 +92,7 @@ def admit(
       pending: the prompt's last token.
       max_new: tokens it may emit, 1 to `engine.max_new`.
       stop: [max_stop] stop tokens, -1 where unused.
+      settings: how it is sampled, where the engine serves that; greedy decoding where None.
     """
     s = state.slots
     row = jnp.arange(engine.batch) == slot
@@ -113,9 +117,14 @@ def admit(
         accepted_total=put(s.accepted_total, 0),
         verifications=put(s.verifications, 0),
     )
+    sampling = state.sampling
+    if engine.sampling is not None and sampling is not None:
+        asked = sampling_rows.greedy(engine.sampling, engine.config.vocab_size) if settings is None else settings
+        sampling = sampling_rows.admit(sampling, row, asked)
     return dataclasses.replace(
         state,
         slots=slots,
+        sampling=sampling,
         selection=jnp.where(row[None, :, None], -1, state.selection),
         context=engine.context.forget(state.context, row),
         draft_length=engine.draft_length.forget(state.draft_length, row),

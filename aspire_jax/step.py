@@ -20,9 +20,12 @@ import numpy as np
 from aspire_jax import cache as kv
 from aspire_jax import model, signals
 from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, DraftLengthPolicy, Outcome, Signals, View
-from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, Slots, State
+from aspire_jax.engine import Engine, Slots, State
 from aspire_jax.forward import Batch, Forward, forward, pack
 from aspire_jax.params import Params
+from aspire_jax.resolve import resolve
+from aspire_jax.sampling import draw
+from aspire_jax.sampling.rows import Sampling
 from aspire_jax.shapes import Shape
 
 
@@ -40,14 +43,19 @@ def step(engine: Engine, params: Params, state: State) -> State:
     # The branches read the cache and return what is to be written: a buffer that a branch updates itself is copied.
     branches = [functools.partial(_in_shape, engine, shape) for shape in shapes.all]
     done = jax.lax.switch(index, branches, params, state, drafting, queries)
-    after = _write(engine, state, done, drafting)
+    verified = (queries > 0) & ~drafting
+    sampling, drawn = _draw(engine, state, done, drafting)
+    commit = resolve(engine, state.slots, drafting, verified, done.first, drawn.token, drawn.margin)
+    if sampling is not None:
+        sampling = draw.record(sampling, drawn, commit.packed, commit.place, commit.tokens, commit.emitted)
+    after = _select(engine, _write(engine, state, done, drafting), commit.slots, drafting, verified)
     outcome = Outcome(
-        verified=(queries > 0) & ~drafting,
-        drafts=jnp.where((queries > 0) & ~drafting, state.slots.drafted, 0),
-        accepted=done.accepted,
-        emitted=done.emitted,
+        verified=verified,
+        drafts=jnp.where(verified, state.slots.drafted, 0),
+        accepted=commit.accepted,
+        emitted=commit.emitted,
         drafted=drafting,
-        token=done.token,
+        token=jnp.where(drafting, drawn.token[done.first], -1),
         signals=done.signals,
         seconds=state.cost.seconds(work),
         plain_seconds=state.cost.seconds(plain),
@@ -55,6 +63,7 @@ def step(engine: Engine, params: Params, state: State) -> State:
     )
     return dataclasses.replace(
         after,
+        sampling=sampling,
         draft_length=engine.draft_length.update(state.draft_length, outcome),
         work=state.work + work,
         shape_steps=state.shape_steps.at[index].add(1),
@@ -117,8 +126,11 @@ class _Done(NamedTuple):
       page, offset: [T_max] where they go in the cache; out of range for padding and drafts.
       width: scalar, tokens before the padding that makes all shapes alike; 0 where nothing goes into the cache.
       first: [B] index of each row's first token.
-      slots, context, selection: as in the state, updated.
-      accepted, emitted, token, signals: see `Outcome`.
+      target, margin: [T_max] the greedy token after each packed token, and how far its logit lay above the second best
+        (0 in a step of drafts alone).
+      packed: what the tokens are drawn from where the engine samples; tokens: scalar, packed tokens before the padding.
+      context: the context policy's state, with the step's page scores.
+      signals: see `Outcome`.
     """
 
     cache: kv.KVCache | None
@@ -128,38 +140,32 @@ class _Done(NamedTuple):
     offset: jax.Array
     width: jax.Array
     first: jax.Array
-    slots: Slots
+    target: jax.Array
+    margin: jax.Array
+    packed: draw.Packed | None
+    tokens: jax.Array
     context: Any
-    selection: jax.Array
-    accepted: jax.Array
-    emitted: jax.Array
-    token: jax.Array
     signals: Signals
 
 
 def _in_shape(
     engine: Engine, shape: Shape, params: Params, state: State, drafting: jax.Array, queries: jax.Array
 ) -> _Done:
-    """The step in one static shape: forward, then resolve."""
+    """The step in one static shape: all that depends on it, so that the rest is compiled once."""
     batch = pack(engine, state, drafting, queries, shape)
     out = forward(engine, params, state, batch, shape)
     logits = model.unembed(engine.config, params, out.x)  # [T, V]
     target = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     top = jnp.max(logits, axis=-1)
     page, offset = _destination(engine, state.slots, batch)
-    slots, accepted, emitted = state.slots, *(jnp.zeros((2, engine.batch), jnp.int32))
-    token, known = jnp.full((engine.batch,), -1, jnp.int32), signals.unknown(engine.batch)
-    if shape.kind != "dense" and engine.d_max:
-        token = jnp.where(drafting, target[batch.first], -1)
-        if engine.signals:
-            known = signals.measure(engine.signals, logits[batch.first], target[batch.first], out.outside, drafting)
-        slots = _keep_draft(slots, batch, target)
+    known = signals.unknown(engine.batch)
+    if shape.kind != "dense" and engine.d_max and engine.signals:
+        known = signals.measure(engine.signals, logits[batch.first], target[batch.first], out.outside, drafting)
+    margin = jnp.zeros_like(top)
     if shape.kind != "draft":
         is_top = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) == target[:, None]
         margin = top - jnp.max(jnp.where(is_top, -jnp.inf, logits), axis=-1)
-        slots, accepted, emitted = _commit(engine, slots, batch, target, margin)
-    slots = dataclasses.replace(slots, steps=slots.steps + (queries > 0).astype(jnp.int32))
-    slots, context, selection = _select(engine, state, slots, batch, out, shape)
+    context = _observe(engine, batch, out, shape)
     widest = max(s.tokens for s in engine.shapes.all)
 
     def pad(x: jax.Array, axis: int, fill: int = 0) -> jax.Array:
@@ -171,8 +177,24 @@ def _in_shape(
     page, offset = pad(page, 0, engine.batch * engine.pages), pad(offset, 0)
     width = jnp.int32(0 if shape.kind == "draft" else shape.tokens)
     cache = out.cache if len(engine.shapes.all) == 1 else None
-    resolved = (slots, context, selection, accepted, emitted, token, known)
-    return _Done(cache, k, v, page, offset, width, batch.first, *resolved)
+    target, margin = pad(target, 0), pad(margin, 0)
+    packed = None
+    if engine.sampling is not None:
+        place = jnp.where(drafting[batch.row], state.slots.drafted[batch.row], batch.query)
+        packed = draw.Packed(*(pad(x, 0) for x in (logits, batch.row, place, batch.valid)))
+    tokens = jnp.int32(shape.tokens)
+    return _Done(cache, k, v, page, offset, width, batch.first, target, margin, packed, tokens, context, known)
+
+
+def _draw(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> tuple[Sampling | None, draw.Drawn]:
+    """The token after each packed token: the greedy one, or drawn where a row wants more than that."""
+    if engine.sampling is None or state.sampling is None or done.packed is None:
+        none = jnp.zeros((0,), jnp.float32)
+        return None, draw.Drawn(done.target, done.margin, none, none, none)
+    s = state.slots
+    rows = draw.Rows(drafting, s.drafts, s.drafted, s.length, s.emitted, s.stop)
+    chunks = done.tokens // engine.batch
+    return draw.draw(engine.sampling, state.sampling, done.packed, rows, chunks, done.target, done.margin)
 
 
 def _renew(engine: Engine, state: State, drafting: jax.Array) -> State:
@@ -225,85 +247,29 @@ def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> St
         firsts = (jax.tree.map(lambda x: jnp.take(x, done.first, axis=axis), new) for new in (done.k, done.v))
         k, v = firsts
         tail = kv.Tail(k=kv.write(tail.k, k, row, slot), v=kv.write(tail.v, v, row, slot))
-    return dataclasses.replace(
-        state, cache=cache, tail=tail, slots=done.slots, context=done.context, selection=done.selection
-    )
+    return dataclasses.replace(state, cache=cache, tail=tail, context=done.context)
 
 
-def _keep_draft(s: Slots, batch: Batch, target: jax.Array) -> Slots:
-    """Appends each drafting row's token to its drafts."""
-    rows = jnp.arange(s.drafted.shape[0], dtype=jnp.int32)
-    at = jnp.where(batch.drafting, s.drafted, s.drafts.shape[1])
-    drafts = s.drafts.at[rows, at].set(target[batch.first], mode="drop")
-    return dataclasses.replace(s, drafts=drafts, drafted=s.drafted + batch.drafting.astype(jnp.int32))
+def _observe(engine: Engine, batch: Batch, out: Forward, shape: Shape) -> Any:
+    """Hands the step's page scores to the context policy; returns its state."""
+    same_step = engine.plan.same_step
+    if not engine.d_max or out.scores is None or (shape.kind == "draft" and same_step):
+        return out.context
+    # Where selections are served within the step, the forward has handed over the drafting rows' scores already.
+    rows = out.scores.rows & ~batch.drafting[None] if same_step else out.scores.rows
+    return engine.context.observe(out.context, out.scores._replace(rows=rows))
 
 
-def accept_greedy(drafts: jax.Array, drafted: jax.Array, target: jax.Array) -> jax.Array:
-    """Accepted drafts [B]: the longest prefix of each row's drafts [B, d_max] equal to the target's own tokens.
-
-    Args:
-      drafted: how many drafts count [B].
-      target: [B, d_max + 1] the target's token after the pending token and after each draft.
-    """
-    place = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None]
-    same = (drafts == target[:, :-1]) & (place < drafted[:, None])
-    return jnp.sum(jnp.cumprod(same.astype(jnp.int32), axis=1), axis=1)
-
-
-def _commit(
-    engine: Engine, s: Slots, batch: Batch, target: jax.Array, margin: jax.Array
-) -> tuple[Slots, jax.Array, jax.Array]:
-    """Verifying rows emit their accepted drafts and the target's next token, up to a stop or their limit."""
-    verified = (batch.queries > 0) & ~batch.drafting
-    place = jnp.arange(engine.d_max + 1, dtype=jnp.int32)[None]
-    index = jnp.minimum(batch.first[:, None] + place, target.shape[0] - 1)
-    tokens, margins = target[index], margin[index]  # [B, d_max + 1]
-    accepted = accept_greedy(s.drafts, s.drafted, tokens)
-    is_stop = jnp.any(tokens[:, :, None] == s.stop[:, None, :], axis=-1)
-    left = jnp.minimum(s.max_new - s.emitted, engine.capacity - s.length)  # a slot that is full ends the request too
-    room = jnp.minimum(accepted + 1, left)
-    before_stop = jnp.min(jnp.where(is_stop, place + 1, engine.d_max + 2), axis=1)  # tokens up to the first stop
-    emitted = jnp.where(verified, jnp.minimum(room, before_stop), 0)
-    stopped = verified & (before_stop <= emitted)
-    ended = verified & (emitted >= left)
-    slot = jnp.where(place < emitted[:, None], s.emitted[:, None] + place, engine.max_new)
-    rows = jnp.arange(engine.batch, dtype=jnp.int32)[:, None]
-    accepted = jnp.where(verified, jnp.minimum(accepted, emitted), 0)
-    slots = dataclasses.replace(
-        s,
-        out=s.out.at[rows, slot].set(tokens, mode="drop"),
-        margin=s.margin.at[rows, slot].set(margins, mode="drop"),
-        emitted=s.emitted + emitted,
-        length=s.length + emitted,
-        pending=jnp.where(
-            verified, jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], 1)[:, 0], s.pending
-        ),
-        drafted=jnp.where(verified, 0, s.drafted),
-        drafted_total=s.drafted_total + jnp.where(verified, s.drafted, 0),
-        accepted_total=s.accepted_total + accepted,
-        verifications=s.verifications + verified.astype(jnp.int32),
-        fresh=s.fresh & ~verified,
-        active=s.active & ~(stopped | ended),
-        reason=jnp.where(stopped, STOP, jnp.where(ended, LENGTH, jnp.where(verified, RUNNING, s.reason))),
-    )
-    return slots, accepted, emitted
-
-
-def _select(
-    engine: Engine, state: State, slots: Slots, batch: Batch, out: Forward, shape: Shape
-) -> tuple[Slots, Any, jax.Array]:
-    """Hands the step's page scores to the context policy and takes new selections where the plan renews them."""
-    plan, context = engine.plan, out.context
+def _select(engine: Engine, state: State, slots: Slots, drafting: jax.Array, verified: jax.Array) -> State:
+    """The state with `slots`, and with new selections where the plan renews them."""
     if not engine.d_max:
-        return slots, context, state.selection
-    if out.scores is not None and not (shape.kind == "draft" and plan.same_step):
-        # Where selections are served within the step, the forward has handed over the drafting rows' scores already.
-        rows = out.scores.rows & ~batch.drafting[None] if plan.same_step else out.scores.rows
-        context = engine.context.observe(context, out.scores._replace(rows=rows))
-    if shape.kind == "draft" and plan.renew != "step":
-        return slots, context, state.selection
-    acting = batch.queries > 0
-    renewed = acting if plan.renew == "step" else acting & ~batch.drafting
-    chosen = engine.context.select(context, slots.length, engine.page_size)
-    selection = jnp.where(renewed[None, :, None], chosen, state.selection)
-    return dataclasses.replace(slots, stale=slots.stale | renewed), context, selection
+        return dataclasses.replace(state, slots=slots)
+    renewed = drafting | verified if engine.plan.renew == "step" else verified
+
+    def choose(_: jax.Array) -> jax.Array:
+        chosen = engine.context.select(state.context, slots.length, engine.page_size)
+        return jnp.where(renewed[None, :, None], chosen, state.selection)
+
+    selection = jax.lax.cond(jnp.any(renewed), choose, lambda old: old, state.selection)
+    slots = dataclasses.replace(slots, stale=slots.stale | renewed)
+    return dataclasses.replace(state, slots=slots, selection=selection)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aspire_jax import engine as eng
-from aspire_jax import methods, prefill, step
+from aspire_jax import methods, prefill, resolve
 from aspire_jax.draft_length import AspireDraftLength
 
 from . import tiny
@@ -101,7 +101,7 @@ def test_accept_greedy(in_step: bool, tokens: list[int]) -> None:
         drafted, target = [2, 2, 2, 0], [[1, 2, 3, 4], [4, 5, 9, 9], [8, 8, 9, 0], [1, 1, 1, 1]]
     else:
         drafted, target = [3, 3, 3, 2], [[0, 2, 3, 4], [4, 5, 6, 0], [7, 0, 9, 0], [1, 1, 1, 1]]
-    got = step.accept_greedy(drafts, jnp.asarray(drafted), jnp.asarray(target, jnp.int32))
+    got = resolve.accept_greedy(drafts, jnp.asarray(drafted), jnp.asarray(target, jnp.int32))
     assert np.asarray(got).tolist() == tokens
 
 

@@ -17,6 +17,8 @@ from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext
 from aspire_jax.costs import CostModel
 from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, NoDraft
+from aspire_jax.sampling import rows as sampling_rows
+from aspire_jax.sampling.rows import Settings, Support
 
 VOCAB, PAGE, CHUNK = 61, 4, 8
 # Logits of one token computed in two orders differ by less than this (float32, tiny models).
@@ -111,6 +113,7 @@ class Request:
     prompt: Sequence[int]
     max_new: int = 24
     stop: tuple[int, ...] = ()
+    settings: Settings | None = None
 
 
 class Answer(NamedTuple):
@@ -124,6 +127,13 @@ class Answer(NamedTuple):
 
 
 Edit = Callable[[eng.State], eng.State]
+
+
+def settings(support: Support, seed: int = 0, vocabulary: int = VOCAB, **fields: Any) -> Settings:
+    """Settings of one request; `bias` and `seen` as [V] arrays."""
+    plain = sampling_rows.greedy(support, vocabulary)
+    given = {name: jnp.asarray(value, getattr(plain, name).dtype) for name, value in fields.items()}
+    return plain.replace(key=jnp.asarray([0, seed], jnp.uint32), **given)
 
 
 def shuffled_table(engine: eng.Engine, seed: int = 0) -> jax.Array:
@@ -156,6 +166,7 @@ def put(engine: eng.Engine, weights: Any, state: eng.State, slot: int, request: 
         jnp.int32(prompt[-1]),
         jnp.int32(request.max_new),
         jnp.asarray(stop),
+        request.settings,
     )
 
 
