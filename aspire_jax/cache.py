@@ -104,10 +104,15 @@ def selected_view(pages: jax.Array, table: jax.Array, selection: jax.Array) -> j
     Args:
       pages: [Hkv, pages, page_size, D].
       table: page table [B, P].
-      selection: positions in the page table [B, k]; negative entries read page 0 and must be masked by the caller.
+      selection: positions in the page table [B, k], or for each KV head [B, Hkv, k]; negative entries read page 0 and
+        must be masked by the caller.
     """
     heads, _, size, dim = pages.shape
-    batch, k = selection.shape
+    batch, k = selection.shape[0], selection.shape[-1]
+    if selection.ndim == 3:
+        ids = jnp.take_along_axis(table[:, None], jnp.maximum(selection, 0), axis=2)
+        own = jnp.arange(heads, dtype=jnp.int32)[None, :, None]
+        return pages[own, ids].swapaxes(0, 1).reshape(heads, batch, k * size, dim)
     ids = jnp.take_along_axis(table, jnp.maximum(selection, 0), axis=1)
     return pages[:, ids.reshape(-1)].reshape(heads, batch, k * size, dim)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from aspire_jax import cache as kv
 from aspire_jax.config import ModelConfig
-from aspire_jax.context import ContextPolicy, Plan
+from aspire_jax.context import ContextPolicy, Plan, Room
 from aspire_jax.costs import TERMS, CostModel
 from aspire_jax.draft_length import DraftLengthPolicy, signals_of
 from aspire_jax.sampling import rows as sampling_rows
@@ -92,7 +92,18 @@ class Engine:
     @property
     def selected(self) -> int:
         """Pages a row may select."""
-        return self.context.capacity(self.pages)
+        return self.context.capacity(self.room)
+
+    @property
+    def room(self) -> Room:
+        """The room of a row, for the context policy."""
+        return Room(self.pages, self.page_size, self.max_new, self.d_max)
+
+    @property
+    def selection_shape(self) -> tuple[int, ...]:
+        """Shape of the state's `selection`."""
+        heads = (self.config.n_kv_heads,) if self.plan.per_head else ()
+        return (self.plan.n_sets, self.batch, *heads, self.selected)
 
     @property
     def tile(self) -> int:
@@ -159,7 +170,8 @@ class State:
       cache: committed keys and values.
       tail: those of the tokens drafted since the last verification.
       compact: the selected pages of each row, copied together: k, v per layer [Hkv, B, selected * page_size, D].
-      selection: [n_sets, B, selected] positions in the page table, -1 where unused.
+      selection: [n_sets, B, selected] positions in the page table, -1 where unused; [n_sets, B, Hkv, selected] where
+        the plan has a selection for each KV head.
       slots: the requests.
       sampling: their sampling parameters, and what sampling remembers of them; None where the engine is greedy.
       context, draft_length: the policies' states.
@@ -216,12 +228,12 @@ def init(engine: Engine, cost: CostModel) -> State:
         cache=kv.KVCache(*pair((b * engine.pages, engine.page_size))),
         tail=kv.Tail(*pair((b, engine.d_max))),
         compact=kv.KVCache(*pair((b, engine.selected * engine.page_size))),
-        selection=jnp.full((engine.plan.n_sets, b, engine.selected), -1, jnp.int32),
+        selection=jnp.full(engine.selection_shape, -1, jnp.int32),
         slots=slots,
         sampling=sampling_rows.init(engine.sampling, c.vocab_size, b, engine.max_new, engine.d_max)
         if engine.sampling
         else None,
-        context=engine.context.init(c, b, engine.pages),
+        context=engine.context.init(c, b, engine.room),
         draft_length=engine.draft_length.init(b),
         cost=cost,
         work=jnp.zeros((TERMS,), jnp.float32),

@@ -124,11 +124,12 @@ class _Attention:
             ]
 
     def page_visible(self, selection: jax.Array) -> jax.Array:
-        """[B, k * page_size]: committed tokens of the selected pages."""
-        size = self.engine.page_size
-        position = selection[:, :, None] * size + jnp.arange(size, dtype=jnp.int32)[None, None]
-        seen = (selection >= 0)[:, :, None] & (position < self.state.slots.length[:, None, None])
-        return seen.reshape(selection.shape[0], -1)
+        """Committed tokens of the selected pages [B, k * page_size], or [B, Hkv, k * page_size] as the selection."""
+        size, length = self.engine.page_size, self.state.slots.length
+        place = jax.lax.broadcasted_iota(jnp.int32, (*selection.shape, size), selection.ndim)
+        position = selection[..., None] * size + place
+        seen = (selection >= 0)[..., None] & (position < length.reshape(-1, *(1,) * selection.ndim))
+        return seen.reshape(*selection.shape[:-1], -1)
 
     def sparse(self, q: jax.Array, layer: int | jax.Array, served: jax.Array | None, set_index: Any) -> Partial:
         """Drafting rows over their selected pages. q: [B, Hkv, G, D]. `served`: a selection made in this step."""
@@ -267,9 +268,9 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
                     current = (state.selection if served is None else served)[plan.sets[layer]]
                     outside.append(signals.outside_of(seen, current, engine.page_size))
             if layer in refreshing and plan.same_step:
-                scores = Scores((layer,), masses[layer][None], drafts[None])
+                scores = Scores((layer,), masses[layer][None], drafts[None], state.slots.length)
                 context = engine.context.observe(context, scores)
-                served = engine.context.select(context, state.slots.length, engine.page_size)
+                served = engine.context.select(context, state.slots.length, engine.room)
             x = model.finish(c, weights, x, normalise(part))
             ks.append(k if engine.unrolled else k[None])
             vs.append(v if engine.unrolled else v[None])
@@ -278,7 +279,7 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
         layers = tuple(sorted(masses))
         none = jnp.zeros_like(acting)
         rows = [(verifies if i in plan.verify_layers else none) | (drafts if i in refreshing else none) for i in layers]
-        measurement = Scores(layers, jnp.stack([masses[i] for i in layers]), jnp.stack(rows))
+        measurement = Scores(layers, jnp.stack([masses[i] for i in layers]), jnp.stack(rows), state.slots.length)
     join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
     missed = sum(outside[1:], start=outside[0]) / np.float32(len(outside)) if outside else None
     selection = state.selection if served is None else served

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aspire_jax.config import ModelConfig
-from aspire_jax.context import ContextPolicy, NoContext, RefreshContext
+from aspire_jax.context import ContextPolicy, NoContext, RefreshContext, StreamingContext, VegasContext
 from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength, FsmDraftLength, NoDraft
 from aspire_jax.engine import Engine
 
@@ -33,6 +33,8 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "autoregressive": Method(NoContext(), NoDraft()),
+    "magicdec-streaming": Method(StreamingContext(), FixedDraftLength()),
+    "vegas": Method(VegasContext(), FixedDraftLength()),
     "aspire-fixed": Method(RefreshContext(), FixedDraftLength()),
     "aspire-fsm": Method(RefreshContext(), FsmDraftLength(), mixed=True),
     "aspire": Method(RefreshContext(), AspireDraftLength(), mixed=None),
@@ -84,7 +86,7 @@ def configure(
         raise ValueError(f"option {next(iter(left))!r}: method {name!r} has no such option")
     if isinstance(draft_length, AspireDraftLength) and draft_length.in_step is None:
         draft_length = dataclasses.replace(draft_length, in_step=not mixed)
-    if isinstance(context, RefreshContext) and context.renew is None:
+    if getattr(context, "renew", "") is None:  # the same question of every policy that renews
         context = dataclasses.replace(context, renew="step" if mixed else "verification")
     page_size = engine.setdefault("page_size", 16)
     if page_size < 1:

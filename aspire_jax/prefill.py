@@ -125,7 +125,7 @@ def admit(
         state,
         slots=slots,
         sampling=sampling,
-        selection=jnp.where(row[None, :, None], -1, state.selection),
+        selection=jnp.where(row.reshape(1, -1, *(1,) * (state.selection.ndim - 2)), -1, state.selection),
         context=engine.context.forget(state.context, row),
         draft_length=engine.draft_length.forget(state.draft_length, row),
     )

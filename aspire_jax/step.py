@@ -95,7 +95,8 @@ def _view(engine: Engine, state: State) -> View:
     s = state.slots
     left = jnp.minimum(s.max_new - s.emitted - 1, engine.capacity - s.length - 1)
     limit = jnp.where(s.fresh, 0, jnp.clip(left, 0, engine.d_max))
-    selected = jnp.mean(jnp.sum(state.selection >= 0, axis=-1).astype(jnp.float32), axis=0)  # [B] pages
+    pages = jnp.sum(state.selection >= 0, axis=-1).astype(jnp.float32)  # [n_sets, B], or of each KV head
+    selected = jnp.mean(pages, axis=(0, *range(2, pages.ndim)))  # [B] pages
     selected = jnp.minimum(selected * np.float32(engine.page_size), s.length.astype(jnp.float32))
     return View(s.active, s.drafted, limit, s.length, selected, state.cost, engine.shapes)
 
@@ -267,8 +268,8 @@ def _select(engine: Engine, state: State, slots: Slots, drafting: jax.Array, ver
     renewed = drafting | verified if engine.plan.renew == "step" else verified
 
     def choose(_: jax.Array) -> jax.Array:
-        chosen = engine.context.select(state.context, slots.length, engine.page_size)
-        return jnp.where(renewed[None, :, None], chosen, state.selection)
+        chosen = engine.context.select(state.context, slots.length, engine.room)
+        return jnp.where(renewed.reshape(1, -1, *(1,) * (chosen.ndim - 2)), chosen, state.selection)
 
     selection = jax.lax.cond(jnp.any(renewed), choose, lambda old: old, state.selection)
     slots = dataclasses.replace(slots, stale=slots.stale | renewed)

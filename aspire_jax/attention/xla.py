@@ -142,12 +142,13 @@ def over_context(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -
     Args:
       q: [B, Hkv, G, D].
       k, v: [Hkv, B, C, D] compact selected pages, or a tail.
-      visible: [B, C].
+      visible: [B, C], or [B, Hkv, C] where it differs between KV heads.
 
     Returns:
       Partial over [B, Hkv, G].
     """
-    part = attend(q.swapaxes(0, 1), k, v, visible[None, :, None, :])
+    seen = visible[None] if visible.ndim == 2 else visible.swapaxes(0, 1)
+    part = attend(q.swapaxes(0, 1), k, v, seen[:, :, None, :])
     return Partial(*(x.swapaxes(0, 1) for x in part))
 
 

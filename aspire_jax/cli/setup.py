@@ -93,7 +93,7 @@ def policy_options(method: str, given: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:
-    """`text` as a value of type `kind`: int, float, bool, Literal, or a union of them with None."""
+    """`text` as a value of type `kind`: int, float, bool, Literal, whole numbers, or a union of them with None."""
     kinds = (
         typing.get_args(kind)
         if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
@@ -113,6 +113,10 @@ def _parse(name: str, text: str, kind: Any) -> Any:
             if text.lower() in ("true", "false"):
                 return text.lower() == "true"
             expected += ["true", "false"]
+        elif typing.get_origin(each) is tuple:
+            with contextlib.suppress(ValueError):
+                return tuple(int(part) for part in text.split(","))
+            expected.append("whole numbers with commas between them")
         elif each in (int, float):
             with contextlib.suppress(ValueError):
                 return each(text)

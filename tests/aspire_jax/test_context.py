@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspire_jax.context import NoContext, RefreshContext, Scores, best_pages, pages_of
+from aspire_jax.context import NoContext, RefreshContext, Room, Scores, best_pages, pages_of
 from aspire_jax.forward import page_mass
 
 from . import tiny
@@ -26,13 +26,14 @@ def chosen(selection: Any) -> list[list[int]]:
     return [sorted(row) for row in rows]
 
 
-def select(policy: RefreshContext, mass: Any, lengths: list[int], page_size: int = 4) -> list[list[int]]:
+def select(policy: RefreshContext, mass: Any, lengths: Any, page_size: int = 4) -> list[list[int]]:
     mass = jnp.asarray(mass, jnp.float32)
-    state = policy.init(CONFIG, *mass.shape)
-    scores = Scores((3,), mass[None], jnp.ones((1, len(lengths)), bool))
-    state = policy.observe(state, scores)
-    got = policy.select(state, jnp.asarray(lengths, jnp.int32), page_size)
-    assert got.shape == (1, len(lengths), policy.capacity(mass.shape[1]))
+    room = Room(mass.shape[1], page_size, 8, 2)
+    state = policy.init(CONFIG, mass.shape[0], room)
+    lengths = jnp.asarray(lengths, jnp.int32)
+    state = policy.observe(state, Scores((3,), mass[None], jnp.ones((1, len(lengths)), bool), lengths))
+    got = policy.select(state, lengths, room)
+    assert got.shape == (1, len(lengths), policy.capacity(room))
     assert got.dtype == jnp.int32
     return chosen(got[0])
 
@@ -86,8 +87,9 @@ def test_budget(rho: str, k_min: int, recent: int) -> None:
     capacity, policy = 1000, RefreshContext(rho=float(rho), k_min=k_min, recent=recent)
     pages = np.arange(1, capacity + 1)
     mass = jax.random.uniform(jax.random.key(1), (capacity, capacity))
-    state = policy.init(CONFIG, capacity, capacity).replace(mass=mass)
-    got = np.asarray(jax.jit(policy.select, static_argnums=2)(state, jnp.asarray(pages * 16, jnp.int32), 16)[0])
+    room = Room(capacity, 16, 8, 2)
+    state = policy.init(CONFIG, capacity, room).replace(mass=mass[None])
+    got = np.asarray(jax.jit(policy.select, static_argnums=2)(state, jnp.asarray(pages * 16, jnp.int32), room)[0])
     counts = (got >= 0).sum(axis=1)
     for count, p in zip(counts, pages, strict=True):
         share = Fraction(rho) * int(p)
@@ -101,19 +103,20 @@ def test_budget(rho: str, k_min: int, recent: int) -> None:
 
 @pytest.mark.parametrize("pages", [1, 5, 32, 33, 457, 458, 1000])
 def test_capacity_holds_every_budget(pages: int) -> None:
-    policy = RefreshContext()
-    assert min(pages, 32) <= policy.capacity(pages) <= pages
-    assert policy.capacity(pages) >= min(pages, math.ceil(Fraction("0.07") * pages))
+    capacity = RefreshContext().capacity(Room(pages, 16, 8, 2))
+    assert min(pages, 32) <= capacity <= pages
+    assert capacity >= min(pages, math.ceil(Fraction("0.07") * pages))
 
 
 def test_observe_takes_only_the_rows_measured_and_forget_clears() -> None:
     policy = RefreshContext(k_min=2, recent=1)
-    state = policy.init(CONFIG, 3, 4)
+    state = policy.init(CONFIG, 3, Room(4, 4, 8, 2))
+    lengths = jnp.full((3,), 16, jnp.int32)
     first, second = jnp.full((1, 3, 4), 0.25), jnp.full((1, 3, 4), 0.5)
-    state = policy.observe(state, Scores((3,), first, jnp.array([[True, True, False]])))
-    state = policy.observe(state, Scores((3,), second, jnp.array([[False, True, False]])))
-    assert np.asarray(state.mass)[:, 0].tolist() == [0.25, 0.5, 0.0]
-    assert np.asarray(policy.forget(state, jnp.array([True, False, False])).mass)[:, 0].tolist() == [0.0, 0.5, 0.0]
+    state = policy.observe(state, Scores((3,), first, jnp.array([[True, True, False]]), lengths))
+    state = policy.observe(state, Scores((3,), second, jnp.array([[False, True, False]]), lengths))
+    assert np.asarray(state.mass)[0, :, 0].tolist() == [0.25, 0.5, 0.0]
+    assert np.asarray(policy.forget(state, jnp.array([True, False, False])).mass)[0, :, 0].tolist() == [0.0, 0.5, 0.0]
 
 
 def test_best_pages_within_a_budget_of_each_row() -> None:
@@ -143,10 +146,10 @@ def test_plan() -> None:
     plan = RefreshContext(renew="step").plan(CONFIG)
     assert (plan.verify_layers, plan.refresh_layers, plan.heads) == ((3,), (3,), "max")
     assert (plan.sets, plan.n_sets, plan.renew) == ((0,) * 5, 1, "step")
-    spared = RefreshContext(renew="verification", layer=1).plan(CONFIG)
+    spared = RefreshContext(renew="verification", layers=(1,)).plan(CONFIG)
     assert (spared.verify_layers, spared.refresh_layers, spared.renew) == ((1,), (), "verification")
     assert RefreshContext().plan(tiny.config(layers=1)).verify_layers == (0,)
-    assert NoContext().capacity(100) == 0
+    assert NoContext().capacity(Room(100, 16, 8, 2)) == 0
 
 
 @pytest.mark.parametrize(
@@ -164,5 +167,5 @@ def test_values_out_of_range_are_refused(fields: dict[str, Any], expected: str) 
 
 
 def test_a_layer_the_model_lacks_is_refused() -> None:
-    with pytest.raises(ValueError, match="layer: 5, expected 0 to 4"):
-        RefreshContext(layer=5).plan(CONFIG)
+    with pytest.raises(ValueError, match="layers: 5, expected 0 to 4"):
+        RefreshContext(layers=(5,)).plan(CONFIG)

@@ -13,7 +13,7 @@ import pytest
 
 from aspire_jax import engine as eng
 from aspire_jax.config import ModelConfig
-from aspire_jax.context import Plan, RefreshContext, Scores, best_pages, pages_of
+from aspire_jax.context import Plan, RefreshContext, Room, Scores, best_pages, pages_of
 from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, FixedDraftLength, Outcome, View
 
 from . import tiny
@@ -130,11 +130,11 @@ class LayeredContext:
             renew="step",
         )
 
-    def capacity(self, pages: int) -> int:
-        return min(pages, self.budget)
+    def capacity(self, room: Room) -> int:
+        return min(room.pages, self.budget)
 
-    def init(self, config: ModelConfig, batch: int, pages: int) -> PerHead:
-        shape = (config.n_layers, batch, config.n_kv_heads, pages)
+    def init(self, config: ModelConfig, batch: int, room: Room) -> PerHead:
+        shape = (config.n_layers, batch, config.n_kv_heads, room.pages)
         return PerHead(jnp.zeros(shape, jnp.float32), jnp.zeros((config.n_layers, batch), jnp.int32))
 
     def observe(self, state: PerHead, scores: Scores) -> PerHead:
@@ -146,13 +146,13 @@ class LayeredContext:
             observed = observed.at[layer].add(rows.astype(jnp.int32))
         return PerHead(mass, observed)
 
-    def select(self, state: PerHead, lengths: jax.Array, page_size: int) -> jax.Array:
-        layers, _, _, pages = state.mass.shape
+    def select(self, state: PerHead, lengths: jax.Array, room: Room) -> jax.Array:
+        layers = state.mass.shape[0]
         source = [max((r for r in self.refresh if r < i), default=i) for i in range(layers)]
         blended = jnp.max(state.mass + state.mass[jnp.asarray(source)], axis=2)
-        used = pages_of(lengths, page_size)
+        used = pages_of(lengths, room.page_size)
         budget = jnp.full(lengths.shape, self.budget, jnp.int32)
-        return jnp.stack([best_pages(m, used, budget, 1, self.capacity(pages)) for m in blended])
+        return jnp.stack([best_pages(m, used, budget, 1, self.capacity(room)) for m in blended])
 
     def forget(self, state: PerHead, rows: jax.Array) -> PerHead:
         return PerHead(

@@ -47,9 +47,9 @@ def _engines() -> dict[str, eng.Engine]:
         on = dict(zip(FACTORS, map(bool, combination), strict=True))
         named = " ".join(name if value else f"no-{name}" for name, value in on.items())
         in_step, renew = on.pop("in_step"), "step" if on.pop("step") else "verification"
-        c, layer = (FLAT[i % 3], None) if on["unrolled"] else (DEEP, 2)
+        c, layers = (FLAT[i % 3], None) if on["unrolled"] else (DEEP, (2,))
         d_max = 2 if on["dense"] else 3
-        engines[f"aspire {named}"] = tiny.aspire(c, in_step=in_step, renew=renew, d_max=d_max, layer=layer, **on)
+        engines[f"aspire {named}"] = tiny.aspire(c, in_step=in_step, renew=renew, d_max=d_max, layers=layers, **on)
     for c, (dense, unrolled, consecutive) in zip(
         [FLAT[0], FLAT[1], FLAT[2], DEEP], [(1, 1, 1), (0, 1, 0), (1, 1, 0), (0, 0, 1)], strict=True
     ):

@@ -100,10 +100,10 @@ def make(
 
 
 def aspire(
-    c: ModelConfig, *, in_step: bool, renew: str, d_max: int = 2, layer: int | None = None, **fields: Any
+    c: ModelConfig, *, in_step: bool, renew: str, d_max: int = 2, layers: tuple[int, ...] | None = None, **fields: Any
 ) -> eng.Engine:
     """ASPIRE that drafts much: a context so small that many drafts are wrong, a trusting estimator, no regret guard."""
-    context = RefreshContext(k_min=3, recent=1, rho=0.1, renew=renew, layer=layer)  # type: ignore[arg-type]
+    context = RefreshContext(k_min=3, recent=1, rho=0.1, renew=renew, layers=layers)  # type: ignore[arg-type]
     draft = AspireDraftLength(d_max=d_max, gamma_init=d_max, w=0.97, in_step=in_step, regret_share=None)
     return make(c, context, draft, mixed=not in_step, **fields)
 

@@ -67,8 +67,8 @@ def test_json_alone(aspire, longer):
 def test_refused(aspire, longer, folder):
     assert "--context: 500, expected 256 to 488" in aspire("demo", "--context", 500, "--max-tokens", 24).err
     assert "--policy k_min: 'x', expected a whole number" in aspire("demo", "--policy", "k_min=x").err
-    done = aspire(*COMMAND, "--policy", "layer=7")
-    assert done.code == 2 and "--policy layer: 7, expected 0 to 1" in done.err
+    done = aspire(*COMMAND, "--policy", "layers=7")
+    assert done.code == 2 and "--policy layers: 7, expected 0 to 1" in done.err
 
 
 def test_prompts_are_long_and_different(model):

@@ -131,7 +131,8 @@ def test_bad_arguments_are_one_line(aspire, tmp_path, monkeypatch, arguments, me
     [
         ("d_max=0", "--policy d_max: 0, expected 1 to 32"),
         ("rho=nan", "--policy rho: nan"),
-        ("layer=9", "--policy layer: 9, expected 0 to 1"),
+        ("layers=9", "--policy layers: 9, expected 0 to 1"),
+        ("layers=1,x", "--policy layers: '1,x', expected whole numbers with commas between them or none"),
     ],
 )
 def test_values_out_of_range_are_refused(aspire, folder, loaded, policy, message):
@@ -140,8 +141,8 @@ def test_values_out_of_range_are_refused(aspire, folder, loaded, policy, message
 
 
 def test_options_of_every_kind():
-    given = ("renew=verification", "in_step=true", "rho=0.5", "layer=none", "mixed=False", "d_max=4", "regret_share=0")
-    expected = {"renew": "verification", "in_step": True, "rho": 0.5, "layer": None, "mixed": False, "d_max": 4}
+    given = ("renew=verification", "in_step=true", "rho=0.5", "layers=0,1", "mixed=False", "d_max=4", "regret_share=0")
+    expected = {"renew": "verification", "in_step": True, "rho": 0.5, "layers": (0, 1), "mixed": False, "d_max": 4}
     assert setup.policy_options("aspire", given) == {**expected, "regret_share": 0.0}
     assert setup.policy_options("autoregressive", []) == {}
 

@@ -1,0 +1,113 @@
+"""The interface of context policies.
+
+A policy is a frozen dataclass (hashable: it is part of the static configuration) with a few pure functions; its state
+is a pytree that the engine carries. The engine measures attention where the policy's `Plan` says so, hands the page
+scores over, and asks for a selection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+
+from aspire_jax.config import ModelConfig
+
+State = Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a policy needs from the forward, all static.
+
+    Attributes:
+      verify_layers: layers whose page scores are measured for verifying rows.
+      refresh_layers: layers that read the full context while drafting too, and whose page scores are measured then.
+      heads: how weights combine over query heads: "max" or "mean" over all, or "kv" (mean over each group, scores
+        keep a KV-head axis).
+      sets: for each layer, the index of the selection it reads; (0,) * n_layers is one selection for all.
+      per_head: a selection for each KV head: selections have an axis of KV heads then.
+      same_step: a refresh layer's new selection serves the layers after it within the same draft step.
+      renew: when drafting rows get a new selection: after every step ("step"), or only when they verify
+        ("verification").
+    """
+
+    verify_layers: tuple[int, ...] = ()
+    refresh_layers: tuple[int, ...] = ()
+    heads: Literal["max", "mean", "kv"] = "max"
+    sets: tuple[int, ...] = ()
+    per_head: bool = False
+    same_step: bool = False
+    renew: Literal["step", "verification"] = "verification"
+
+    @property
+    def n_sets(self) -> int:
+        """Number of different selections."""
+        return max(self.sets, default=0) + 1
+
+
+class Room(NamedTuple):
+    """The room a row has, all static: what turns a policy's budget in tokens into pages.
+
+    Attributes:
+      pages: pages of a row's page table.
+      page_size: tokens a page.
+      max_new: most tokens a request may emit.
+      d_max: most drafts a row may hold.
+    """
+
+    pages: int
+    page_size: int
+    max_new: int
+    d_max: int
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` fill, rounded up; at most a row's."""
+        return min(self.pages, -(-tokens // self.page_size))
+
+
+class Scores(NamedTuple):
+    """Page scores of one step: the softmax mass of each page in each measured layer.
+
+    Attributes:
+      layers: the measured layers (static), in the order of `mass`.
+      mass: [len(layers), B, P], or [len(layers), B, Hkv, P] where the plan's `heads` is "kv". For a verifying row the
+        mean of its first and its last query. Zero beyond the committed tokens.
+      rows: [len(layers), B] bool, the rows each layer was measured for in this step.
+      lengths: [B] committed tokens the mass is spread over: those before this step.
+    """
+
+    layers: tuple[int, ...]
+    mass: jax.Array
+    rows: jax.Array
+    lengths: jax.Array
+
+
+class ContextPolicy(Protocol):
+    """The interface; `lengths` [B] counts committed tokens."""
+
+    def plan(self, config: ModelConfig) -> Plan:
+        """What the engine must measure, and how the selection is shared.
+
+        Raises:
+          ValueError: the policy does not fit the model.
+        """
+
+    def capacity(self, room: Room) -> int:
+        """Most pages a row may ever select (static); 0 for a policy that never drafts."""
+
+    def init(self, config: ModelConfig, batch: int, room: Room) -> State:
+        """State before anything was measured."""
+
+    def observe(self, state: State, scores: Scores) -> State:
+        """Takes in one step's page scores."""
+
+    def select(self, state: State, lengths: jax.Array, room: Room) -> jax.Array:
+        """Pages to read: positions in the page table [n_sets, B, capacity] int32, -1 where unused.
+
+        [n_sets, B, Hkv, capacity] where the plan has a selection for each KV head.
+        """
+
+    def forget(self, state: State, rows: jax.Array) -> State:
+        """Resets the rows [B] bool that a new request takes over."""
