@@ -46,11 +46,13 @@ def outside_of(weights: jax.Array, selection: jax.Array, page_size: int) -> jax.
 
     Args:
       weights: [B, Q, Hkv, G, S] softmax weights of committed tokens.
-      selection: [B, k] selected pages, -1 where unused.
+      selection: [B, k] selected pages, -1 where unused; [B, Hkv, k] where each KV head has its own.
     """
-    mean = jnp.mean(weights, axis=(1, 2, 3))  # [B, S]
-    pages = mean.reshape(mean.shape[0], -1, page_size).sum(axis=-1)
-    inside = jnp.take_along_axis(pages, jnp.maximum(selection, 0), axis=1)
-    inside = jnp.sum(jnp.where(selection >= 0, inside, np.float32(0.0)), axis=1)
+    if selection.ndim == 2:
+        weights, selection = jnp.mean(weights, axis=2, keepdims=True), selection[:, None]
+    mean = jnp.mean(weights, axis=(1, 3))  # [B, Hkv, S], or one for all heads
+    pages = mean.reshape(*mean.shape[:2], -1, page_size).sum(axis=-1)
+    inside = jnp.take_along_axis(pages, jnp.maximum(selection, 0), axis=2)
+    inside = jnp.sum(jnp.where(selection >= 0, inside, np.float32(0.0)), axis=2)
     # By rounding the selected pages may hold a little more than all of them.
-    return jnp.maximum(jnp.sum(pages, axis=1) - inside, np.float32(0.0))
+    return jnp.mean(jnp.maximum(jnp.sum(pages, axis=2) - inside, np.float32(0.0)), axis=1)

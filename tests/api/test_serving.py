@@ -212,7 +212,7 @@ def test_progress_is_told_of_every_stage(model, prompts):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "none"}, "method: 'none', expected one of autoregressive, aspire"),
+        ({"method": "none"}, "method: 'none', expected one of autoregressive, "),
         ({"options": {"speed": 1}}, "option 'speed'"),
         ({"options": {"rho": 2.0}}, "rho: 2.0"),
         ({"options": {"layer": 5}}, "layer: 5, expected 0 to 1"),

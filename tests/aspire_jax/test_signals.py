@@ -51,6 +51,13 @@ def test_outside_by_hand() -> None:
     np.testing.assert_allclose(outside_of(weights, jnp.array([[-1]], jnp.int32), 2), [(0.9 + 0.8) / 2], rtol=1e-5)
 
 
+def test_attention_outside_a_selection_of_each_kv_head() -> None:
+    """Head 0 reads page 1 and misses 0.2, head 1 reads page 0 and misses 0.6."""
+    weights = jnp.asarray([[0.1, 0.1, 0.5, 0.3], [0.2, 0.2, 0.2, 0.4]], jnp.float32)[None, None, :, None]
+    got = outside_of(weights, jnp.array([[[1, -1], [-1, 0]]], jnp.int32), 2)
+    np.testing.assert_allclose(got, [(0.2 + 0.6) / 2], rtol=1e-5)
+
+
 @flax.struct.dataclass
 class Told:
     """Every step's signals [steps, 4, B] and drafts [steps, B], and how many steps there were."""
