@@ -1,4 +1,4 @@
-"""Two methods on the same prompts: are the answers the same, and which was faster?
+"""Several methods on the same prompts: are the answers the same, and which was faster?
 
 The prompts are prefilled once. Decoding only appends to the cache, so each method takes the cache over from the one
 before and starts again behind the prompts.
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from aspire_jax.cache import KVCache
+from aspire_jax.costs import Fit
+from aspire_jax.engine import Engine
 from aspire_jax.loading import Model
 from aspire_jax.request import Prepared
 from aspire_jax.results import Completion, Report, ratio
@@ -85,6 +87,93 @@ class Comparison:
         return [d for d in self.differences if not d.near_tie]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A request's tokens of one run of steps.
+
+    Attributes:
+      index: the request's.
+      tokens: how many came.
+      decoding: seconds that the run took.
+      waiting: seconds since the run before ended; more than `decoding` where prompts were admitted between.
+    """
+
+    index: int
+    tokens: int
+    decoding: float
+    waiting: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One method over all prompts once.
+
+    Attributes:
+      answers: in the order of the prompts.
+      report: figures of the run.
+      arrivals: when their tokens came.
+    """
+
+    answers: list[Completion]
+    report: Report
+    arrivals: list[Arrival]
+
+
+def in_turns(
+    model: Model,
+    requests: Sequence[Prepared],
+    engines: Mapping[str, Engine],
+    *,
+    rounds: int = 1,
+    cache: KVCache | None = None,
+    fit: Fit | None = None,
+    progress: Callable[[str, Report], None] | None = None,
+) -> tuple[dict[str, list[Run]], KVCache, Fit]:
+    """Decodes `requests`, all at a time, with every engine in turns, so that a drifting machine drifts for all alike.
+
+    Args:
+      engines: by the methods' names; alike but for their policies. Each has a slot for every request.
+      rounds: how often each decodes.
+      cache: one that holds the prompts already, from an earlier call; taken over.
+      fit: of the cost model, shared by all.
+      progress: called with the method's name and its report.
+
+    Returns:
+      the runs of each engine, and the cache and the fit to go on with.
+    """
+    runs: dict[str, list[Run]] = {name: [] for name in engines}
+    for turn in range(rounds):
+        for name, engine in engines.items():
+
+            def tell(report: Report, name: str = name, compiles: bool = turn == 0) -> None:
+                if progress is not None and (compiles or report.stage != "compile"):
+                    progress(name, report)
+
+            stream = Stream(model, requests, engine, fit=fit, progress=tell, cache=cache, keep_cache=True)
+            runs[name].append(follow(stream))
+            cache, fit = stream.cache, stream.fit
+    assert cache is not None and fit is not None, "no engines or no rounds"
+    return runs, cache, fit
+
+
+def follow(stream: Stream) -> Run:
+    """Runs a stream to its end, and notes when tokens came."""
+    answers, arrivals = [], []
+    ended = decoded = decoding = waiting = 0.0
+    for chunk in stream:
+        report = stream.report
+        if report.decode_seconds > decoded:  # the first piece of another run
+            now = report.prefill_seconds + report.decode_seconds
+            decoding, waiting = report.decode_seconds - decoded, now - ended
+            decoded, ended = report.decode_seconds, now
+        if chunk.token_ids:
+            arrivals.append(Arrival(index=chunk.index, tokens=len(chunk.token_ids), decoding=decoding, waiting=waiting))
+        if chunk.completion is not None:
+            answers.append(chunk.completion)
+    answers.sort(key=lambda answer: answer.index)
+    return Run(answers=answers, report=stream.report, arrivals=arrivals)
+
+
 def compare(
     model: Model,
     requests: Sequence[Prepared],
@@ -111,32 +200,22 @@ def compare(
         reference: engine_for(model, requests, method=reference, slots=slots),
         candidate: engine_for(model, requests, method=candidate, slots=slots, options=options),
     }
-    cache: KVCache | None = None
-    fit = None
-    reports: dict[str, list[Report]] = {name: [] for name in engines}
-    answers: dict[str, list[list[Completion]]] = {name: [] for name in engines}
-    for turn in range(rounds):
-        for name, engine in engines.items():
+    runs, _, _ = in_turns(model, requests, engines, rounds=rounds, progress=progress)
+    return comparison(runs[reference], runs[candidate], NEAR_TIE[model.dtype])
 
-            def tell(report: Report, name: str = name, compiles: bool = turn == 0) -> None:
-                if progress is not None and (compiles or report.stage != "compile"):
-                    progress(name, report)
 
-            stream = Stream(model, requests, engine, fit=fit, progress=tell, cache=cache, keep_cache=True)
-            answers[name].append(stream.collect())
-            reports[name].append(stream.report)
-            cache, fit = stream.cache, stream.fit
-    # A method is equal only if it is in every round.
+def comparison(reference: Sequence[Run], candidate: Sequence[Run], near_tie: float) -> Comparison:
+    """The candidate's runs against the reference's; its answer is equal only if it is in every round."""
     found: dict[int, Difference] = {}
-    for candidates in answers[candidate]:
-        for difference in differences(answers[reference][0], candidates, NEAR_TIE[model.dtype]):
+    for run in candidate:
+        for difference in differences(reference[0].answers, run.answers, near_tie):
             worse = difference.index not in found or not difference.near_tie
             found |= {difference.index: difference} if worse else {}
     return Comparison(
-        reference=answers[reference][0],
-        candidate=answers[candidate][-1],
-        reference_reports=reports[reference],
-        candidate_reports=reports[candidate],
+        reference=reference[0].answers,
+        candidate=candidate[-1].answers,
+        reference_reports=[run.report for run in reference],
+        candidate_reports=[run.report for run in candidate],
         differences=sorted(found.values(), key=lambda d: d.index),
     )
 

@@ -137,7 +137,8 @@ class Slots:
       stale: [B] bool, the compact context no longer matches the selection.
       active: [B] bool; reason: [B] RUNNING, STOP or LENGTH.
       out: [B, max_new] tokens emitted; margin: [B, max_new] float32, how far their logit lay above the second best
-        (for a sampled token see `aspire_jax.sampling`); emitted: [B] how many.
+        (for a sampled token see `aspire_jax.sampling`); emitted: [B] how many; held: [B, max_new] int8, on a
+        verification's first token the drafts it held, -1 on its others.
       max_new: [B] tokens the request may emit; stop: [B, max_stop] stop tokens, -1 where unused.
       steps, drafted_total, accepted_total, verifications: [B] counts since admission.
     """
@@ -153,6 +154,7 @@ class Slots:
     reason: jax.Array
     out: jax.Array
     margin: jax.Array
+    held: jax.Array
     emitted: jax.Array
     max_new: jax.Array
     stop: jax.Array
@@ -216,6 +218,7 @@ def init(engine: Engine, cost: CostModel) -> State:
         reason=ints(),
         out=ints(engine.max_new),
         margin=jnp.zeros((b, engine.max_new), jnp.float32),
+        held=jnp.full((b, engine.max_new), -1, jnp.int8),
         emitted=ints(),
         max_new=ints(),
         stop=ints(engine.max_stop) - 1,

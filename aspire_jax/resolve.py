@@ -89,6 +89,7 @@ def _commit(
         s,
         out=s.out.at[rows, slot].set(tokens, mode="drop"),
         margin=s.margin.at[rows, slot].set(margins, mode="drop"),
+        held=s.held.at[rows, slot].set(jnp.where(place == 0, s.drafted[:, None], -1).astype(jnp.int8), mode="drop"),
         emitted=s.emitted + emitted,
         length=s.length + emitted,
         pending=jnp.where(

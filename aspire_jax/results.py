@@ -55,6 +55,7 @@ class Completion:
       prompt_tokens: tokens of the prompt (after truncation, where asked for).
       stats: what the engine did for it.
       margins: [len(token_ids)] float32, how far each token's logit lay above the second best.
+      rounds: [stats.verifications, 2] int, drafts held and tokens emitted by each verification, in order.
     """
 
     id: str | int
@@ -65,6 +66,7 @@ class Completion:
     prompt_tokens: int
     stats: Stats
     margins: np.ndarray
+    rounds: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2), int))
 
     @property
     def usage(self) -> dict[str, int]:
@@ -120,6 +122,7 @@ class Report:
       steps: steps of the batch.
       drafted, accepted, verifications, emitted: sums of `Stats`.
       compile_seconds, prefill_seconds, decode_seconds: wall time.
+      work: [4] work done while decoding (see `costs.work`), padding and copies as the step shapes count them.
       cost: [4] fitted coefficients of the cost model (see `costs.CostModel`).
     """
 
@@ -138,6 +141,7 @@ class Report:
     compile_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    work: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     cost: tuple[float, ...] = ()
 
     @property

@@ -206,6 +206,7 @@ class Stream(Iterator[Chunk]):
         programs.used = True
         self.report.decode_seconds += seconds
         self.report.steps += int(work[0])
+        self.report.work = tuple(a + float(b) for a, b in zip(self.report.work, work, strict=True))
         self.report.cost = tuple(float(b) for b in self.fit.coefficients)
         cost = costs.CostModel(jax.device_put(self.fit.coefficients, programs.home))
         return dataclasses.replace(state, cost=cost, work=jax.device_put(np.zeros_like(work), programs.home))
@@ -215,6 +216,7 @@ class Stream(Iterator[Chunk]):
         names = (
             "out",
             "margin",
+            "held",
             "emitted",
             "reason",
             "active",
@@ -248,7 +250,7 @@ class Stream(Iterator[Chunk]):
                 index=row.request.index,
                 text=row.transcript.take(final=done),
                 token_ids=row.transcript.token_ids[before:],
-                completion=_completion(row, int(reason), slots["margin"][slot]) if done else None,
+                completion=_completion(row, int(reason), slots["margin"][slot], slots["held"][slot]) if done else None,
             )
             self.report.completion_tokens += len(chunk.token_ids)
             if done:
@@ -274,7 +276,7 @@ class Stream(Iterator[Chunk]):
             self.progress(self.report)
 
 
-def _completion(row: _Row, reason: int, margins: np.ndarray) -> Completion:
+def _completion(row: _Row, reason: int, margins: np.ndarray, held: np.ndarray) -> Completion:
     answer = row.transcript
     return Completion(
         id=row.request.id,
@@ -285,7 +287,14 @@ def _completion(row: _Row, reason: int, margins: np.ndarray) -> Completion:
         prompt_tokens=len(row.request.tokens),
         stats=row.stats,
         margins=margins[: len(answer.token_ids)].copy(),
+        rounds=_rounds(held[: row.seen]),
     )
+
+
+def _rounds(held: np.ndarray) -> np.ndarray:
+    """Drafts held and tokens emitted by each verification [n, 2], from the slot's record of its tokens."""
+    first = np.flatnonzero(held >= 0)
+    return np.stack([held[first].astype(int), np.diff(first, append=len(held))], axis=1)
 
 
 def _sum(*stats: Stats) -> Stats:

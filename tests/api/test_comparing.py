@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aspire_jax.comparing import NEAR_TIE, compare, differences
+from aspire_jax.comparing import NEAR_TIE, compare, differences, in_turns
 from aspire_jax.request import Request, prepare
 from aspire_jax.results import Completion, Stats
+from aspire_jax.sizing import engine_for
 from tests.api import models
 
 
@@ -26,6 +27,27 @@ def test_both_methods_decode_from_one_prefill(model, prompts, plain):
     assert prefilled == [sum(len(p) - 1 for p in prompts[2:5]), 0, 0, 0]
     assert found.speedup > 0 and found.prefill.prefill_seconds > 0
     assert ("autoregressive", "prefill") in told and ("aspire", "prefill") not in told
+
+
+def test_several_engines_take_one_cache_over_in_turns(model, prompts, plain):
+    requests = prepare(model, [Request(token_ids=p, ignore_eos=True) for p in prompts[2:5]], max_tokens=40)
+    methods = {"autoregressive": ("autoregressive", None), "drafts": (models.DRAFTS, None)}
+    methods["aspire"] = ("aspire", models.ASPIRE)
+    engines = {
+        name: engine_for(model, requests, method=method, slots=3, options=options)
+        for name, (method, options) in methods.items()
+    }
+    short = [dataclasses.replace(r, max_new=2) for r in requests]
+    warm, cache, fit = in_turns(model, short, engines)
+    assert [run.report.prefilled > 0 for (run,) in warm.values()] == [True, False, False]
+    runs, _, _ = in_turns(model, requests, engines, rounds=2, cache=cache, fit=fit)
+    assert list(runs) == list(engines) and {len(each) for each in runs.values()} == {2}
+    for run in (run for each in runs.values() for run in each):
+        assert [a.token_ids for a in run.answers] == [a.token_ids for a in plain[2:5]] and run.report.prefilled == 0
+        assert [sum(a.tokens for a in run.arrivals if a.index == i) for i in range(3)] == [40, 40, 40]
+        assert all(0 < a.decoding <= a.waiting for a in run.arrivals) and run.report.work[0] == run.report.steps
+        # Every run of steps once, though each row has a part of it.
+        assert sum({a.decoding for a in run.arrivals}) == pytest.approx(run.report.decode_seconds)
 
 
 def answer(tokens: list[int], margins: list[float]) -> Completion:

@@ -55,6 +55,10 @@ def test_margins_and_statistics_fit_the_tokens(model, prompts, plain):
         s = b.stats
         assert s.emitted == 40 == s.accepted + s.verifications and s.accepted <= s.drafted
         assert s.mean_accepted_length == 40 / s.verifications
+        held, emitted = b.rounds.T
+        assert len(held) == s.verifications and held.sum() == s.drafted and emitted.sum() == 40
+        assert (emitted - 1).sum() == s.accepted and (emitted <= held + 1).all() and held.max() > 0
+        assert a.rounds.tolist() == [[0, 1]] * 40
 
 
 def test_stream_gives_the_same_in_pieces(model, prompts, plain):
