@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aspire_jax.config import ModelConfig
-from aspire_jax.context import ContextPolicy, NoContext, RefreshContext, StreamingContext, VegasContext
+from aspire_jax.context import ContextPolicy, NoContext, RefreshContext, SnapKVContext, StreamingContext, VegasContext
 from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength, FsmDraftLength, NoDraft
 from aspire_jax.engine import Engine
 
@@ -34,6 +34,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "autoregressive": Method(NoContext(), NoDraft()),
     "magicdec-streaming": Method(StreamingContext(), FixedDraftLength()),
+    "magicdec-snapkv": Method(SnapKVContext(), FixedDraftLength()),
     "vegas": Method(VegasContext(), FixedDraftLength()),
     "aspire-fixed": Method(RefreshContext(), FixedDraftLength()),
     "aspire-fsm": Method(RefreshContext(), FsmDraftLength(), mixed=True),
@@ -61,7 +62,7 @@ def configure(
       batch: slots.
       capacity: tokens a slot must hold, prompt and completion; rounded up to whole pages.
       max_new: most tokens a request may emit.
-      options: fields of the method's two policies by name, and "mixed", in place of the table's.
+      options: fields of the method's two policies by name, "mixed" and "page_size", in place of the table's.
       **engine: further fields of `Engine` (`dtype`, `page_size`, `unrolled`, ...).
 
     Raises:
@@ -80,6 +81,7 @@ def configure(
             left[field] = min(default, left[bound])
     mixed = left.pop("mixed", method.mixed)
     mixed = False if mixed is None else mixed
+    page_size = engine["page_size"] = left.pop("page_size", engine.get("page_size", 16))
     context = _with_options(method.context, left)
     draft_length = _with_options(method.draft_length, left)
     if left:
@@ -88,7 +90,6 @@ def configure(
         draft_length = dataclasses.replace(draft_length, in_step=not mixed)
     if getattr(context, "renew", "") is None:  # the same question of every policy that renews
         context = dataclasses.replace(context, renew="step" if mixed else "verification")
-    page_size = engine.setdefault("page_size", 16)
     if page_size < 1:
         raise ValueError(f"page_size: {page_size}, expected at least 1")
     capacity = -(-capacity // page_size) * page_size

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from aspire_jax import engine as engine_lib
+from aspire_jax import observation
 from aspire_jax import prefill as prefill_lib
 from aspire_jax import step as step_lib
 from aspire_jax.cache import KVCache
@@ -26,10 +27,13 @@ from aspire_jax.params import Params
 
 @dataclasses.dataclass(eq=False)
 class Programs:
-    """Compiled `init`, `prefill`, `admit` and `run`, without the static engine argument. The state is donated.
+    """Compiled `init`, `prefill`, `admit`, `observe_prompt` and `run`, without the static engine argument.
+
+    The state is donated.
 
     Attributes:
       home: where state lives.
+      observe: `observe_prompt`, None where the context policy asks for no such thing.
       blank: as `init`, without a cache: takes over one that is already filled.
       used: whether `run` ran before. Its first run also finds memory for the program's buffers: no measure of a step.
     """
@@ -40,6 +44,7 @@ class Programs:
     prefill: Any
     admit: Any
     run: Any
+    observe: Any = None
     used: bool = False
 
 
@@ -78,6 +83,11 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
         ),
         "run": jax.jit(step_lib.run, static_argnums=0, donate_argnums=2).lower(engine, params, state, number, number),
     }
+    window = engine.plan.prompt_window
+    if window:
+        jits["observe"] = jax.jit(observation.observe_prompt, static_argnums=0, donate_argnums=2).lower(
+            engine, params, state, number, ints(window), number
+        )
     with ThreadPoolExecutor(2) as pool:  # prefill and run are most of it, and XLA compiles without Python's lock
         done = dict(zip(jits, pool.map(lambda lowered: lowered.compile(), jits.values()), strict=True))
     return Programs(home, **done)

@@ -4,6 +4,7 @@
     state = pure.init(engine, pure.CostModel(coefficients))
     state = pure.prefill(engine, params, state, slot, tokens, start, count)     for every chunk of a prompt
     state = pure.admit(engine, state, slot, length, pending, max_new, stop)
+    state = pure.observe_prompt(engine, params, state, slot, tokens, count)     where engine.plan.prompt_window is not 0
     state = pure.run(engine, params, state, max_steps, until_finished)          or pure.step, one at a time
 
 `engine` is static (hashable); donate `state`, so that the cache is updated in place. `params` are unstacked, as
@@ -15,6 +16,7 @@ from __future__ import annotations
 from aspire_jax.costs import CostModel, Fit, roofline
 from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, Slots, State, init
 from aspire_jax.methods import METHODS, Method, configure
+from aspire_jax.observation import observe_prompt, window_of
 from aspire_jax.params import unstack
 from aspire_jax.prefill import admit, chunks, prefill
 from aspire_jax.step import run, step
@@ -34,9 +36,11 @@ __all__ = [
     "chunks",
     "configure",
     "init",
+    "observe_prompt",
     "prefill",
     "roofline",
     "run",
     "step",
     "unstack",
+    "window_of",
 ]

@@ -21,6 +21,7 @@ from aspire_jax import costs, methods
 from aspire_jax.cache import KVCache
 from aspire_jax.engine import RUNNING, STOP, Engine, State
 from aspire_jax.loading import Model
+from aspire_jax.observation import window_of
 from aspire_jax.prefill import chunks
 from aspire_jax.programs import Programs, compiled
 from aspire_jax.request import Prepared, prepare
@@ -188,6 +189,9 @@ class Stream(Iterator[Chunk]):
         stop[: len(request.stop_ids)] = request.stop_ids
         length, last = len(request.tokens) - 1, request.tokens[-1]
         state = programs.admit(state, row, np.int32(length), last, np.int32(request.max_new), stop)
+        if programs.observe is not None:
+            window, count = window_of(request.tokens, self._engine.plan.prompt_window)
+            state = programs.observe(self._model.params, state, row, window, np.int32(count))
         self.report.prefill_seconds += time.perf_counter() - started
         prompt = [int(t) for t in request.tokens[-32:]]
         self._rows[slot] = _Row(request, Transcript(self._model.tokenizer, prompt, request.stop))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from aspire_jax.context.blend import BlendContext
 from aspire_jax.context.none import NoContext
 from aspire_jax.context.pages import always, best_pages, pages_of, top_pages
-from aspire_jax.context.policy import ContextPolicy, Plan, Room, Scores, State
+from aspire_jax.context.policy import ContextPolicy, Plan, PromptObserver, PromptWeights, Room, Scores, State
 from aspire_jax.context.refresh import PageMass, RefreshContext
+from aspire_jax.context.snapkv import SnapKVContext
 from aspire_jax.context.streaming import StreamingContext
 from aspire_jax.context.vegas import VegasContext
 
@@ -16,9 +17,12 @@ __all__ = [
     "NoContext",
     "PageMass",
     "Plan",
+    "PromptObserver",
+    "PromptWeights",
     "RefreshContext",
     "Room",
     "Scores",
+    "SnapKVContext",
     "State",
     "StreamingContext",
     "VegasContext",

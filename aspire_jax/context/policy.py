@@ -31,6 +31,8 @@ class Plan:
       same_step: a refresh layer's new selection serves the layers after it within the same draft step.
       renew: when drafting rows get a new selection: after every step ("step"), or only when they verify
         ("verification").
+      prompt_window: last tokens of a prompt whose attention is measured once, after prefill, for policies that are a
+        `PromptObserver`; 0 for none, which costs nothing.
     """
 
     verify_layers: tuple[int, ...] = ()
@@ -40,6 +42,7 @@ class Plan:
     per_head: bool = False
     same_step: bool = False
     renew: Literal["step", "verification"] = "verification"
+    prompt_window: int = 0
 
     @property
     def n_sets(self) -> int:
@@ -84,6 +87,21 @@ class Scores(NamedTuple):
     lengths: jax.Array
 
 
+class PromptWeights(NamedTuple):
+    """What the last tokens of one prompt attended to.
+
+    Attributes:
+      row: [B] bool, the row of the prompt.
+      start: scalar, position of the first of those tokens.
+      weights: [L, Hkv, S] softmax weights of the S tokens a row has room for, averaged over those last tokens and over
+        the query heads of each KV head. Zero from `start` on.
+    """
+
+    row: jax.Array
+    start: jax.Array
+    weights: jax.Array
+
+
 class ContextPolicy(Protocol):
     """The interface; `lengths` [B] counts committed tokens."""
 
@@ -111,3 +129,10 @@ class ContextPolicy(Protocol):
 
     def forget(self, state: State, rows: jax.Array) -> State:
         """Resets the rows [B] bool that a new request takes over."""
+
+
+class PromptObserver(Protocol):
+    """What a policy has in addition where its plan has a `prompt_window`."""
+
+    def observe_prompt(self, state: State, prompt: PromptWeights) -> State:
+        """Takes in what the end of a newly admitted prompt attended to; before the row's first step."""

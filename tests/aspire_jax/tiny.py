@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import engine as eng
-from aspire_jax import model, params, prefill, step
+from aspire_jax import model, observation, params, prefill, step
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext
 from aspire_jax.costs import CostModel
@@ -82,6 +82,7 @@ init = _jit(eng.init)
 run = _jit(step.run, donate_argnums=2)
 write_chunk = _jit(prefill.prefill, donate_argnums=2)
 admit = _jit(prefill.admit, donate_argnums=1)
+observe = _jit(observation.observe_prompt, donate_argnums=2)
 
 # Reads cost most, so that drafting pays.
 COST = (0.1, 0.0, 1.0, 0.0)
@@ -158,7 +159,7 @@ def put(engine: eng.Engine, weights: Any, state: eng.State, slot: int, request: 
         )
     stop = np.full(engine.max_stop, -1, np.int32)
     stop[: len(request.stop)] = request.stop
-    return admit(
+    state = admit(
         engine,
         state,
         jnp.int32(slot),
@@ -168,6 +169,10 @@ def put(engine: eng.Engine, weights: Any, state: eng.State, slot: int, request: 
         jnp.asarray(stop),
         request.settings,
     )
+    if engine.plan.prompt_window:
+        window, count = observation.window_of(prompt, engine.plan.prompt_window)
+        state = observe(engine, weights, state, jnp.int32(slot), jnp.asarray(window), jnp.int32(count))
+    return state
 
 
 def answer(state: eng.State, slot: int) -> Answer:
