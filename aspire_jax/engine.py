@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from aspire_jax import cache as kv
+from aspire_jax import model
+from aspire_jax import reproducible as exact
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, Plan, Room
 from aspire_jax.costs import TERMS, CostModel
@@ -41,6 +43,7 @@ class Engine:
       mixed: rows may draft and verify in one step.
       dtype: name of the cache's dtype.
       sampling: what is served beyond greedy decoding; None for greedy decoding alone.
+      reproducible: logits equal plain decoding's bit for bit (see `aspire_jax.reproducible`); one step shape.
     """
 
     config: ModelConfig
@@ -57,12 +60,15 @@ class Engine:
     mixed: bool = True
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     sampling: Support | None = None
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.page_size <= 512:
             raise ValueError(f"page_size: {self.page_size}, expected 1 to 512")
         if self.capacity < 1 or self.capacity % self.page_size:
             raise ValueError(f"capacity: {self.capacity}, expected whole pages of {self.page_size} tokens")
+        if self.reproducible and self.capacity % self.block:
+            raise ValueError(f"capacity: {self.capacity}, expected whole blocks of {self.block} tokens (reproducible)")
 
     @property
     def plan(self) -> Plan:
@@ -87,6 +93,8 @@ class Engine:
     @property
     def block(self) -> int:
         """Keys the tile loop reads at a time."""
+        if self.reproducible:
+            return exact.block_of(self.page_size)
         return min(self.capacity, _BLOCK // self.page_size * self.page_size)
 
     @property
@@ -110,6 +118,10 @@ class Engine:
         """Query tokens of a tile: 16 query rows fill the CPU's vector registers."""
         return max(1, 16 // self.config.group)
 
+    def tokenwise(self, count: jax.Array, width: int = exact.WIDTH) -> model.Tokenwise:
+        """The model's arithmetic on packed tokens of which the first `count` matter, by `width` where reproducible."""
+        return model.Tokenwise(self.config, exact.by_width(count, width) if self.reproducible else exact.at_once)
+
     @property
     def shapes(self) -> Shapes:
         """The step shapes to compile and to choose from."""
@@ -118,9 +130,10 @@ class Engine:
             d_max=self.d_max,
             capacity=self.capacity,
             block=self.block,
-            dense=self.dense,
+            dense=self.dense and not self.reproducible,
             refreshes=len(self.plan.refresh_layers) / self.config.n_layers,
             mixed=self.mixed,
+            width=exact.WIDTH if self.reproducible else None,
         )
 
 

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import cache as kv
-from aspire_jax import model, rope, signals
+from aspire_jax import model, signals
+from aspire_jax.attention import reproducible as exact
 from aspire_jax.attention import xla
-from aspire_jax.attention.softmax import Partial, attend, log_sum_exp, merge, normalise
+from aspire_jax.attention.softmax import Partial, attend, log_sum_exp, merge, normalise, nothing
 from aspire_jax.context import Scores
 from aspire_jax.engine import Engine, State
 from aspire_jax.params import Params
@@ -165,18 +166,29 @@ class _Attention:
         part = attend(xla.heads_first(q), k.transpose(2, 0, 1, 3), v.transpose(2, 0, 1, 3), causal[None, None])
         return xla.rows_first(part, queries)
 
-    def tiled(self, q: jax.Array, layer: int | jax.Array, with_drafts: bool) -> Partial:
-        """Packed rows over their whole committed context. q: [T, Hkv, G, D]."""
+    def packed(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array, with_drafts: bool
+    ) -> tuple[Partial, Partial]:
+        """Packed rows over their whole committed context, and over new tokens. q: [T, Hkv, G, D]; k, v: [T, Hkv, D]."""
         b, e, s = self.batch, self.engine, self.state.slots
         tiles = self.tiles[int(with_drafts)]
         index = b.first[tiles.row] + tiles.first
         index = jnp.clip(index[:, None] + jnp.arange(e.tile, dtype=jnp.int32)[None], 0, q.shape[0] - 1)
-        k, v = kv.leaf(self.cache.k, layer), kv.leaf(self.cache.v, layer)
-        part, k, v = xla.over_tiles(q[index], k, v, s.table, tiles, e.block, e.consecutive)
+        pages_k, pages_v = kv.leaf(self.cache.k, layer), kv.leaf(self.cache.v, layer)
+        if e.reproducible:
+            new = exact.new_tokens(k, v, b.first, jnp.where(b.drafting, 0, b.queries), e.d_max + 1)
+            part, pages_k, pages_v = exact.over_tiles(
+                q[index], pages_k, pages_v, new, s.table, tiles, e.block, e.consecutive
+            )
+            near = nothing(q)  # the tiles have seen the new tokens
+        else:
+            part, pages_k, pages_v = xla.over_tiles(q[index], pages_k, pages_v, s.table, tiles, e.block, e.consecutive)
+            near = xla.over_new(q, k, v, self.new_seen)
         if isinstance(layer, int):
-            self.cache = kv.KVCache(kv.replaced(self.cache.k, layer, k), kv.replaced(self.cache.v, layer, v))
+            cache = self.cache
+            self.cache = kv.KVCache(kv.replaced(cache.k, layer, pages_k), kv.replaced(cache.v, layer, pages_v))
         of_token = jnp.minimum(tiles.of_row[b.row] + b.query // e.tile, tiles.row.shape[0] - 1)
-        return Partial(*(x[of_token, b.query % e.tile] for x in part))
+        return Partial(*(x[of_token, b.query % e.tile] for x in part)), near
 
     def attend(
         self,
@@ -202,7 +214,7 @@ class _Attention:
             qr, kr, vr = (x.reshape(*rows, *x.shape[1:]) for x in (q, k, v))
             part = merge(self.whole(qr, layer), self.among_new(qr, kr, vr))
             return Partial(*(x.reshape(-1, *x.shape[2:]) for x in part))
-        far, near = self.tiled(q, layer, refresh), xla.over_new(q, k, v, self.new_seen)
+        far, near = self.packed(q, k, v, layer, refresh)
         if not e.d_max:
             return merge(far, near)
         qd, kd, vd = q[b.first], k[b.first], v[b.first]
@@ -247,19 +259,20 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
     if shape.kind != "draft" and engine.d_max:
         measured |= set(plan.verify_layers)
     refreshing = plan.refresh_layers if shape.kind != "dense" and engine.d_max else ()
-    cos_sin = rope.rotation(c.rope, c.head_dim, c.max_length, batch.position)
+    tokens = engine.tokenwise(jnp.sum(batch.queries))
+    rotation = tokens.rotation(batch.position)
     x = params["embed"][batch.token]
     ks, vs, masses, outside = [], [], {}, []
     context, served = state.context, None
     for start, stop in segments(c.n_layers, measured | set(refreshing), engine.unrolled):
         if stop - start > 1 and not engine.unrolled:
-            x, (k, v) = _scanned(engine, params, attention, x, cos_sin, start, stop, served)
+            x, (k, v) = _scanned(engine, params, attention, tokens, x, rotation, start, stop, served)
             ks.append(k)
             vs.append(v)
             continue
         for layer in range(start, stop):
             weights = model.layer_of(params, layer)
-            q, k, v = model.project(c, weights, x, cos_sin)
+            q, k, v = tokens.project(weights, x, rotation)
             part = attention.attend(q, k, v, _index(engine, layer), plan.sets[layer], layer in refreshing, served)
             if layer in measured:
                 seen = attention.weights(q, part, _index(engine, layer))
@@ -271,7 +284,7 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
                 scores = Scores((layer,), masses[layer][None], drafts[None], state.slots.length)
                 context = engine.context.observe(context, scores)
                 served = engine.context.select(context, state.slots.length, engine.room)
-            x = model.finish(c, weights, x, normalise(part))
+            x = tokens.finish(weights, x, normalise(part))
             ks.append(k if engine.unrolled else k[None])
             vs.append(v if engine.unrolled else v[None])
     measurement: Scores | None = None
@@ -302,20 +315,20 @@ def _scanned(
     engine: Engine,
     params: Params,
     attention: _Attention,
+    tokens: model.Tokenwise,
     x: jax.Array,
-    cos_sin: jax.Array,
+    rotation: jax.Array,
     start: int,
     stop: int,
     served: Any,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Layers [start, stop), none of them measured, under one scan."""
-    c = engine.config
     sets = jnp.asarray(np.asarray(engine.plan.sets, np.int32))
 
     def step(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         weights = model.layer_of(params, layer)
-        q, k, v = model.project(c, weights, x, cos_sin)
+        q, k, v = tokens.project(weights, x, rotation)
         part = attention.attend(q, k, v, layer, sets[layer], False, served)
-        return model.finish(c, weights, x, normalise(part)), (k, v)
+        return tokens.finish(weights, x, normalise(part)), (k, v)
 
     return jax.lax.scan(step, x, jnp.arange(start, stop, dtype=jnp.int32))

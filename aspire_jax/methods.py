@@ -13,6 +13,7 @@ from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext, SnapKVContext, StreamingContext, VegasContext
 from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength, FsmDraftLength, NoDraft
 from aspire_jax.engine import Engine
+from aspire_jax.reproducible import block_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,8 @@ def configure(
 
     Args:
       batch: slots.
-      capacity: tokens a slot must hold, prompt and completion; rounded up to whole pages.
+      capacity: tokens a slot must hold, prompt and completion; rounded up to whole pages (whole blocks of them where
+        `reproducible`).
       max_new: most tokens a request may emit.
       options: fields of the method's two policies by name, "mixed" and "page_size", in place of the table's.
       **engine: further fields of `Engine` (`dtype`, `page_size`, `unrolled`, ...).
@@ -92,7 +94,8 @@ def configure(
         context = dataclasses.replace(context, renew="step" if mixed else "verification")
     if page_size < 1:
         raise ValueError(f"page_size: {page_size}, expected at least 1")
-    capacity = -(-capacity // page_size) * page_size
+    grain = block_of(page_size) if engine.get("reproducible") else page_size
+    capacity = -(-capacity // grain) * grain
     return Engine(
         config=config,
         context=context,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from aspire_jax import rope
 from aspire_jax.config import ModelConfig
 from aspire_jax.params import Params
+from aspire_jax.reproducible import Across
 
 # Products accumulate in float32 whatever the params' dtype; on the CPU and for float32 that is exact float32.
 _PRECISION = jax.lax.Precision.HIGHEST
@@ -82,6 +83,39 @@ def unembed(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
     table = params["embed"] if config.tie_embeddings else params["unembed"]
     h = rms_norm(x, params["final_norm"], config.norm_eps)
     return _left_product(table, h)
+
+
+class Tokenwise(NamedTuple):
+    """The functions above on a step's tokens, taken all at once or a fixed number at a time (see `reproducible`).
+
+    Attributes:
+      config: the model's.
+      across: applies a function of arrays with a leading axis of tokens.
+    """
+
+    config: ModelConfig
+    across: Across
+
+    def rotation(self, positions: jax.Array) -> jax.Array:
+        """cos and sin at `positions` [T], token by token: [T, 2, D / 2]."""
+        c = self.config
+        return self.across(
+            lambda at: jnp.moveaxis(rope.rotation(c.rope, c.head_dim, c.max_length, at), 1, 0), positions
+        )
+
+    def project(
+        self, layer: dict[str, jax.Array], x: jax.Array, rotation: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """See `project`."""
+        return self.across(lambda x, turn: project(self.config, layer, x, jnp.moveaxis(turn, 1, 0)), x, rotation)
+
+    def finish(self, layer: dict[str, jax.Array], x: jax.Array, attended: jax.Array) -> jax.Array:
+        """See `finish`."""
+        return self.across(lambda x, y: finish(self.config, layer, x, y), x, attended)
+
+    def unembed(self, params: Params, x: jax.Array) -> jax.Array:
+        """See `unembed`."""
+        return self.across(lambda x: unembed(self.config, params, x), x)
 
 
 def layer_of(params: Params, index: int | jax.Array) -> dict[str, jax.Array]:

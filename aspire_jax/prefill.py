@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import cache as kv
-from aspire_jax import model, rope
+from aspire_jax import model
 from aspire_jax.attention import xla
 from aspire_jax.attention.softmax import merge, normalise
 from aspire_jax.engine import RUNNING, Engine, State
@@ -40,21 +40,27 @@ def prefill(
     c, chunk = engine.config, tokens.shape[0]
     place = jnp.arange(chunk, dtype=jnp.int32)
     position = start + place
-    cos_sin = rope.rotation(c.rope, c.head_dim, c.max_length, position)
+    arithmetic = engine.tokenwise(count, chunk)
+    rotation = arithmetic.rotation(position)
     seen = place[:, None] >= place[None, :]
     tiles = xla.Tiles(
         row=slot[None], first=jnp.zeros((1,), jnp.int32), keys=start[None], of_row=jnp.zeros((1,), jnp.int32)
     )
     block = min(engine.capacity, _BLOCK // engine.page_size * engine.page_size)
+    if engine.reproducible:
+        block = engine.block
     table = state.slots.table
 
     def one(x: jax.Array, layer: int | jax.Array) -> tuple[jax.Array, Any]:
         weights = model.layer_of(params, layer)
-        q, k, v = model.project(c, weights, x, cos_sin)
+        q, k, v = arithmetic.project(weights, x, rotation)
         old_k, old_v = kv.leaf(state.cache.k, layer), kv.leaf(state.cache.v, layer)
         before, old_k, old_v = xla.over_tiles(q[None], old_k, old_v, table, tiles, block, engine.consecutive)
-        part = merge(type(before)(*(y[0] for y in before)), xla.over_new(q, k, v, seen))
-        return model.finish(c, weights, x, normalise(part)), (k, v, *((old_k, old_v) if engine.unrolled else ()))
+        before = type(before)(*(y[0] for y in before))
+        attended = arithmetic.across(
+            lambda old, q, k, v: normalise(merge(old, xla.over_new(q, k, v, seen))), before, q, k, v
+        )
+        return arithmetic.finish(weights, x, attended), (k, v, *((old_k, old_v) if engine.unrolled else ()))
 
     x = params["embed"][tokens]
     old = state.cache

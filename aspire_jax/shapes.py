@@ -59,6 +59,7 @@ class Shapes:
       dense: whether batched shapes exist (they are for implementations that gain from them).
       refreshes: share of the layers that read the full context while drafting.
       mixed: whether rows may draft and verify in one step.
+      width: where set, the one shape there is holds any step and is computed this many tokens at a time.
     """
 
     batch: int
@@ -68,11 +69,14 @@ class Shapes:
     dense: bool
     refreshes: float
     mixed: bool
+    width: int | None = None
 
     @property
     def all(self) -> tuple[Shape, ...]:
         """The shapes, narrow to wide within a kind; `choose` returns an index into them."""
         b, most = self.batch, self.d_max + 1
+        if self.width is not None:
+            return (Shape("packed", -(-b * most // self.width) * self.width, most),)
         shapes = [Shape("draft", b, 1)] if self.d_max and self.dense else []
         if self.dense:
             shapes += [Shape("dense", b * q, q) for q in stairs(QUERY_STAIRS, most)]
@@ -123,6 +127,9 @@ class Shapes:
           copied: scalar bool, whether the selected pages are copied afresh first.
         """
         width = jnp.asarray([s.tokens for s in self.all], jnp.float32)[index]
+        if self.width is not None:
+            turns = (jnp.sum(queries) + self.width - 1) // self.width
+            width = (turns * self.width).astype(jnp.float32)
         dense = jnp.asarray([s.queries if s.kind == "dense" else 0 for s in self.all], jnp.float32)[index]
         verifying = (queries > 0) & ~drafting
         context = jnp.where(drafting, selected + np.float32(self.refreshes) * lengths.astype(jnp.float32), 0.0)

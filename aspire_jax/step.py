@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import cache as kv
-from aspire_jax import model, signals
+from aspire_jax import reproducible, signals
 from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, DraftLengthPolicy, Outcome, Signals, View
 from aspire_jax.engine import Engine, Slots, State
 from aspire_jax.forward import Batch, Forward, forward, pack
@@ -155,7 +155,7 @@ def _in_shape(
     """The step in one static shape: all that depends on it, so that the rest is compiled once."""
     batch = pack(engine, state, drafting, queries, shape)
     out = forward(engine, params, state, batch, shape)
-    logits = model.unembed(engine.config, params, out.x)  # [T, V]
+    logits = engine.tokenwise(jnp.sum(queries)).unembed(params, out.x)  # [T, V]
     target = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     top = jnp.max(logits, axis=-1)
     page, offset = _destination(engine, state.slots, batch)
@@ -229,7 +229,7 @@ def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array,
 def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> State:
     """Verified tokens' keys and values go into the cache, a drafted token's into its row's tail."""
     old = state.cache if done.cache is None else done.cache
-    chunk, axis = engine.batch, 0 if engine.unrolled else 1
+    chunk, axis = reproducible.WIDTH if engine.reproducible else engine.batch, 0 if engine.unrolled else 1
 
     def put(i: jax.Array, cache: kv.KVCache) -> kv.KVCache:
         def part(x: jax.Array, axis: int = 0) -> jax.Array:

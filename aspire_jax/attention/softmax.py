@@ -28,6 +28,12 @@ class Partial(NamedTuple):
     total: jax.Array
 
 
+def nothing(q: jax.Array) -> Partial:
+    """The partial result of queries `q` [..., D] over no keys."""
+    top = jnp.full(q.shape[:-1], MASKED)
+    return Partial(jnp.zeros(q.shape, jnp.float32), top, jnp.zeros_like(top))
+
+
 def merge(*parts: Partial) -> Partial:
     """The partial result over all the parts' keys together."""
     top = parts[0].top
