@@ -73,6 +73,8 @@ WIDE_ENGINES = {
     "in step dense": wide("in step"),
     "mixed dense": wide("mixed"),
     "mixed packed, any table": wide("mixed", dense=False, consecutive=False),
+    "mixed reproducible": wide("mixed", reproducible=True),
+    "mixed reproducible scanned, any table": wide("mixed", reproducible=True, unrolled=False, consecutive=False),
     "mixed packed scanned": wide("mixed", dense=False, unrolled=False),
 }
 
@@ -109,7 +111,9 @@ def test_the_loop_does_not_copy_the_cache(engine: eng.Engine) -> None:
     check_memory(engine, state, run.lower(engine, weights, state, number, number))
 
 
-@pytest.mark.parametrize("name", ["plain dense", "plain packed scanned", "plain packed, any table"])
+@pytest.mark.parametrize(
+    "name", ["plain dense", "plain packed scanned", "plain packed, any table", "mixed reproducible"]
+)
 def test_prefill_does_not_copy_the_cache(name: str) -> None:
     engine = WIDE_ENGINES[name]
     weights, state = abstract(engine)

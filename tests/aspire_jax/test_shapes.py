@@ -27,10 +27,11 @@ KINDS = [
         [(1, 1), (4, 0), (4, 3), (3, 7), (8, 16)], (True, False), (True, False)
     )
 ]
+KINDS += [shapes(batch=batch, d_max=d_max, dense=False, width=16) for batch, d_max in [(1, 1), (3, 7), (8, 16)]]
 
 
 def name(s: Shapes) -> str:
-    return f"{s.batch}x{s.d_max}{' dense' * s.dense}{' mixed' * s.mixed}"
+    return f"{s.batch}x{s.d_max}{' dense' * s.dense}{' mixed' * s.mixed}{' by width' * (s.width is not None)}"
 
 
 def steps(s: Shapes, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,7 +107,9 @@ def test_work_of_a_shape_grows_with_what_is_done(s: Shapes) -> None:
     base = np.asarray(work(index, drafting, queries, lengths, selected, no))
     assert np.all(base >= 0)
     assert np.all(base[:, 0] == 1)
-    assert np.array_equal(base[:, 1], [s.all[i].tokens for i in index])
+    width = s.width or 1
+    turns = -(-queries.sum(axis=1) // width) * width
+    assert np.array_equal(base[:, 1], turns if s.width else [s.all[i].tokens for i in index])
     more_queries = queries + (~drafting & (queries > 0)).astype(np.int32)
     for changed in (
         (drafting, queries, lengths + 7, selected, no),
