@@ -54,7 +54,6 @@ class Forward(NamedTuple):
       k, v: the tokens' keys and values, per layer [T, Hkv, D] (stacked where layers are scanned).
       scores: page scores at the plan's layers, or None where the plan measures none in such a step.
       outside: [B] for drafting rows, see `Signals`; None where the policy does not ask or no layer measures it.
-      cache: the cache, unchanged; write to this one (see `xla.over_tiles`).
       context: the context policy's state (changed where selections are served within the step).
       selection: as in the state.
     """
@@ -64,7 +63,6 @@ class Forward(NamedTuple):
     v: kv.Leaves
     scores: Scores | None
     outside: jax.Array | None
-    cache: kv.KVCache
     context: Any
     selection: jax.Array
 
@@ -296,7 +294,7 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
     join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
     missed = sum(outside[1:], start=outside[0]) / np.float32(len(outside)) if outside else None
     selection = state.selection if served is None else served
-    return Forward(x, join(ks), join(vs), measurement, missed, attention.cache, context, selection)
+    return Forward(x, join(ks), join(vs), measurement, missed, context, selection)
 
 
 def segments(n_layers: int, special: set[int], unrolled: bool) -> list[tuple[int, int]]:

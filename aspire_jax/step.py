@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,12 @@ def step(engine: Engine, params: Params, state: State) -> State:
         state = _renew(engine, state, drafting)
     # The branches read the cache and return what is to be written: a buffer that a branch updates itself is copied.
     branches = [functools.partial(_in_shape, engine, shape) for shape in shapes.all]
-    done = jax.lax.switch(index, branches, params, state, drafting, queries)
+    operands = (params, state, drafting, queries)
+    if len(branches) > 1:
+        done = jax.lax.switch(index, branches, *operands)
+    else:  # Nothing would be left of a switch of one branch, and a cache that is read outside any branch is copied.
+        idle = functools.partial(_no_step, branches[0])
+        done = jax.lax.cond(jnp.any(queries > 0), branches[0], idle, *operands)
     verified = (queries > 0) & ~drafting
     sampling, drawn = _draw(engine, state, done, drafting)
     commit = resolve(engine, state.slots, drafting, verified, done.first, drawn.token, drawn.margin)
@@ -121,8 +127,6 @@ class _Done(NamedTuple):
     """What a step in one shape produced; the same form for all shapes.
 
     Attributes:
-      cache: the cache to write to, where the engine has one shape only: then no branch lies between the forward's loops
-        and the write, and XLA copies a buffer that is read in a loop and written behind it under another name.
       k, v: new keys and values, per layer [T_max, Hkv, D].
       page, offset: [T_max] where they go in the cache; out of range for padding and drafts.
       width: scalar, tokens before the padding that makes all shapes alike; 0 where nothing goes into the cache.
@@ -134,7 +138,6 @@ class _Done(NamedTuple):
       signals: see `Outcome`.
     """
 
-    cache: kv.KVCache | None
     k: kv.Leaves
     v: kv.Leaves
     page: jax.Array
@@ -177,14 +180,18 @@ def _in_shape(
     k, v = (jax.tree.map(lambda x: pad(x, 0 if engine.unrolled else 1), leaves) for leaves in (out.k, out.v))
     page, offset = pad(page, 0, engine.batch * engine.pages), pad(offset, 0)
     width = jnp.int32(0 if shape.kind == "draft" else shape.tokens)
-    cache = out.cache if len(engine.shapes.all) == 1 else None
     target, margin = pad(target, 0), pad(margin, 0)
     packed = None
     if engine.sampling is not None:
         place = jnp.where(drafting[batch.row], state.slots.drafted[batch.row], batch.query)
         packed = draw.Packed(*(pad(x, 0) for x in (logits, batch.row, place, batch.valid)))
     tokens = jnp.int32(shape.tokens)
-    return _Done(cache, k, v, page, offset, width, batch.first, target, margin, packed, tokens, context, known)
+    return _Done(k, v, page, offset, width, batch.first, target, margin, packed, tokens, context, known)
+
+
+def _no_step(step: Callable[..., _Done], *args: Any) -> _Done:
+    """A step in which no row acts."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, *args))
 
 
 def _draw(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> tuple[Sampling | None, draw.Drawn]:
@@ -228,7 +235,6 @@ def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array,
 
 def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> State:
     """Verified tokens' keys and values go into the cache, a drafted token's into its row's tail."""
-    old = state.cache if done.cache is None else done.cache
     chunk, axis = reproducible.WIDTH if engine.reproducible else engine.batch, 0 if engine.unrolled else 1
 
     def put(i: jax.Array, cache: kv.KVCache) -> kv.KVCache:
@@ -240,7 +246,7 @@ def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> St
         return kv.KVCache(k=kv.write(cache.k, k, page, offset), v=kv.write(cache.v, v, page, offset))
 
     # By chunks, so that a narrow step does not pay for the widest one's padding.
-    cache = jax.lax.fori_loop(0, done.width // chunk, put, old)
+    cache = jax.lax.fori_loop(0, done.width // chunk, put, state.cache)
     tail = state.tail
     if engine.d_max:
         row = jnp.arange(engine.batch, dtype=jnp.int32)
