@@ -13,7 +13,7 @@ from pallas_kernels import combine as combining
 from pallas_kernels import splits
 from pallas_kernels.combine import NewTokens, Tail
 from pallas_kernels.launch import MASKED, Implementation
-from pallas_kernels.lists import PageLists, QueryRows
+from pallas_kernels.lists import PageLists, QueryRows, of_every_head
 from pallas_kernels.tiling import tiling
 
 _PRECISION = jax.lax.Precision.HIGHEST
@@ -58,7 +58,7 @@ def mixed_attention(
         dim=q.shape[3],
         itemsize=k.dtype.itemsize,
         max_queries=max_queries,
-        keys=lists.ids.shape[1] * page_size,
+        keys=lists.ids.shape[-1] * page_size,
         rows=tile_rows,
     )
     partial = splits.over_splits(q, k, v, layer, lists, rows, cut, implementation)
@@ -80,16 +80,14 @@ def _twin(
     owned = (index >= rows.first[None]) & (index < (rows.first + rows.queries)[None])  # [T, B]
     row, owner = jnp.argmax(owned, axis=1), jnp.any(owned, axis=1)
     query = index[:, 0] - rows.first[row]
-    page_size, entries = k.shape[3], lists.ids.shape[1]
-    listed = jnp.arange(entries, dtype=jnp.int32)[None] < lists.used[:, None]
-    counts = jnp.where(listed, lists.counts, 0)
-    seen = jnp.arange(page_size, dtype=jnp.int32)[None, None] < counts[:, :, None]  # [B, n, page_size]
-    ids = jnp.where(counts > 0, lists.ids, 0)
+    page_size, batch = k.shape[3], rows.first.shape[0]
+    ids, counts = of_every_head(lists, heads)  # [B, Hkv, n]
+    seen = jnp.arange(page_size, dtype=jnp.int32).reshape(1, 1, 1, -1) < counts[..., None]
+    head = jnp.arange(heads, dtype=jnp.int32).reshape(1, -1, 1)
 
     def far(pages: jax.Array) -> jax.Array:  # [B, Hkv, n * page_size, D]
-        picked = jax.lax.dynamic_index_in_dim(pages, layer, keepdims=False)[:, ids]
-        picked = jnp.where(seen[None, :, :, :, None], picked.astype(jnp.float32), 0.0)
-        return picked.swapaxes(0, 1).reshape(ids.shape[0], heads, -1, dim)
+        picked = jax.lax.dynamic_index_in_dim(pages, layer, keepdims=False)[head, ids]
+        return jnp.where(seen[..., None], picked.astype(jnp.float32), 0.0).reshape(batch, heads, -1, dim)
 
     # Beside them the new keys: [T, Hkv, N, D] and which of them each token sees [T, N].
     if isinstance(near, Tail):
@@ -117,11 +115,12 @@ def _twin(
         near_k, near_v = everyone(near.k), everyone(near.v)
     keys = jnp.concatenate([far(k)[row], near_k], axis=2)
     values = jnp.concatenate([far(v)[row], near_v], axis=2)
-    visible = jnp.concatenate([seen.reshape(ids.shape[0], -1)[row], near_seen], axis=1) & owner[:, None]
+    near_seen = jnp.repeat(near_seen[:, None], heads, axis=1)
+    visible = jnp.concatenate([seen.reshape(batch, heads, -1)[row], near_seen], axis=2) & owner[:, None, None]
     scores = jnp.einsum("thgd,thsd->thgs", q.astype(jnp.float32), keys, precision=_PRECISION) * dim**-0.5
-    scores = jnp.where(visible[:, None, None], scores, MASKED)
+    scores = jnp.where(visible[:, :, None], scores, MASKED)
     top = jnp.max(scores, axis=-1)
-    weights = jnp.where(visible[:, None, None], jnp.exp(scores - top[..., None]), 0.0)
+    weights = jnp.where(visible[:, :, None], jnp.exp(scores - top[..., None]), 0.0)
     total = jnp.sum(weights, axis=-1)
     safe = jnp.where(total > 0, total, 1.0)
     out = jnp.einsum("thgs,thsd->thgd", weights / safe[..., None], values, precision=_PRECISION)

@@ -37,7 +37,7 @@ def page_scores(
       q: [B, Q, Hkv, G, D] the queries to score with, few: a verification's first and last, a draft's one.
       lse: [B, Q, Hkv, G] float32 natural log-sum-exp of their scores over all their keys, also those not listed here.
       k: keys of the whole cache [L, Hkv, pages, page_size, D]; layer: scalar int32.
-      lists: pages to score, [B, n].
+      lists: pages to score, [B, n], the same for all heads.
       heads: how weights combine over query heads: "max" or "mean" over all of them, "kv" mean over each group.
 
     Returns:

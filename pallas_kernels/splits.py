@@ -15,13 +15,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.launch import LOG2_E, MASKED, Implementation, call, ceil_div, dot, power_of_two
-from pallas_kernels.lists import PageLists, QueryRows
+from pallas_kernels.lists import PageLists, QueryRows, entry_of
 from pallas_kernels.tiling import Tiling
 
 
 def split_count(lists: PageLists, page_size: int, cut: Tiling) -> int:
     """Splits of the longest possible list."""
-    return ceil_div(lists.ids.shape[1] * page_size, cut.split)
+    return ceil_div(lists.ids.shape[-1] * page_size, cut.split)
 
 
 def over_splits(
@@ -88,8 +88,8 @@ def _kernel(
             entry, offset = key // page_size, key % page_size
             inside = entry < used[row]
             entry = jnp.where(inside, entry, 0)
-            page = plt.load(ids.at[row, entry], mask=inside, other=0)
-            seen = offset < plt.load(counts.at[row, entry], mask=inside, other=0)
+            page = plt.load(entry_of(ids, row, head, entry), mask=inside, other=0)
+            seen = offset < plt.load(entry_of(counts, row, head, entry), mask=inside, other=0)
             page = jnp.where(seen, page, 0)  # a hole's page may be any number
             at = (layer[0], head, page[:, None], offset[:, None], d)
             mask = seen[:, None] & (d < dim)

@@ -44,7 +44,7 @@ class Data(NamedTuple):
     k: np.ndarray  # [L, Hkv, N, size, D]
     v: np.ndarray
     table: np.ndarray  # [B, n]
-    counts: np.ndarray  # [B, n]
+    counts: np.ndarray  # [B, n], or both [B, Hkv, n]
     used: np.ndarray  # [B]
     first: np.ndarray  # [B]
     queries: np.ndarray  # [B]
@@ -82,10 +82,13 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     return np.asarray(jnp.asarray(x.astype(np.float32)).astype(dtype).astype(jnp.float32))
 
 
-def draw(case: Case, queries: Any, lengths: Any, *, holes: bool = False, tail: int = 4, seed: int = 0) -> Data:
+def draw(
+    case: Case, queries: Any, lengths: Any, *, holes: bool = False, heads: bool = False, tail: int = 4, seed: int = 0
+) -> Data:
     """Rows with the given query counts and committed tokens over shuffled tables.
 
-    With `holes`, lists skip pages, repeat pages of other rows and are in no order. Everything a call may not read is
+    With `holes`, lists skip pages, repeat pages of other rows and are in no order; with `heads`, each KV head has its
+    own. Everything a call may not read is
     NaN, and page numbers it may not follow point out of the pool.
     """
     c, rng = case, np.random.default_rng([seed, case.b, case.q, case.d])
@@ -93,20 +96,18 @@ def draw(case: Case, queries: Any, lengths: Any, *, holes: bool = False, tail: i
     pool = c.b * c.pages + 2
     table = rng.permutation(pool)[: c.b * c.pages].reshape(c.b, c.pages)
     counts = np.clip(lengths[:, None] - np.arange(c.pages)[None] * c.size, 0, c.size)
+    table, counts = (np.repeat(x[:, None], c.h if heads else 1, axis=1) for x in (table, counts))
     if holes:
         table = rng.integers(0, pool, table.shape)
-        counts = np.where(rng.random(counts.shape) < 0.3, 0, counts)
-        for row in range(c.b):
-            order = rng.permutation(c.pages)
-            counts[row] = counts[row, order]
+        counts = rng.permuted(np.where(rng.random(counts.shape) < 0.3, 0, counts), axis=2)
     entries = np.arange(1, c.pages + 1)
-    used = np.max(np.where(counts > 0, entries, 0), axis=1)
+    used = np.max(np.where(counts > 0, entries, 0), axis=(1, 2))
     used[queries == 0] = 0
     k, v = (np.full((c.layers, c.h, pool, c.size, c.d), np.nan) for _ in range(2))
-    for row, entry in np.argwhere(counts > 0):
+    for row, head, entry in np.argwhere(counts > 0):
         if queries[row]:
-            place = (LAYER, slice(None), table[row, entry], slice(counts[row, entry]))
-            k[place], v[place] = rng.standard_normal((2, c.h, counts[row, entry], c.d))
+            place = (LAYER, head if heads else slice(None), table[row, head, entry], slice(counts[row, head, entry]))
+            k[place], v[place] = rng.standard_normal((2, *k[place].shape))
     table = np.where(counts > 0, table, np.where(rng.random(table.shape) < 0.5, 10**6, -5))
     # Rows lie in no order among the packed tokens, with unowned ones between and behind them.
     first = np.zeros(c.b, np.int32)
@@ -127,25 +128,26 @@ def draw(case: Case, queries: Any, lengths: Any, *, holes: bool = False, tail: i
         place = (LAYER, slice(None), row, slice(count[row]))
         tail_k[place], tail_v[place] = rng.standard_normal((2, c.h, count[row], c.d))
     floats = [rounded(x, c.dtype) for x in (q, k, v, new_k, new_v, tail_k, tail_v)]
+    if not heads:
+        table, counts = table[:, 0], counts[:, 0]
     ints = [x.astype(np.int32) for x in (table, counts, used, first, queries)]
     return Data(c, *floats[:3], *ints, *floats[3:], count)
 
 
-def keys_of(data: Data, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of a row's list [S, Hkv, D], float64."""
-    found: list[list[np.ndarray]] = [[], []]
-    for entry in range(data.used[row]):
-        n = data.counts[row, entry]
+def keys_of(data: Data, row: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Keys and values of a row's list, of each KV head [S, D], float64."""
+    found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    for head in range(data.case.h):
+        table, counts = (x[row, head] if x.ndim == 3 else x[row] for x in (data.table, data.counts))
         for out, pages in zip(found, (data.k, data.v), strict=True):
-            if n:
-                out.append(pages[LAYER, :, data.table[row, entry], :n].swapaxes(0, 1))
-    empty = np.zeros((0, data.case.h, data.case.d))
-    return tuple(np.concatenate([empty, *x]).astype(np.float64) for x in found)  # type: ignore[return-value]
+            parts = [pages[LAYER, head, table[e], : counts[e]] for e in range(data.used[row]) if counts[e]]
+            out.append(np.concatenate([np.zeros((0, data.case.d)), *parts]).astype(np.float64))
+    return found
 
 
 def softmax(q: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [Hkv, G, S] and log-sum-exp [Hkv, G] of q [Hkv, G, D] over keys [S, Hkv, D]."""
-    scores = np.einsum("hgd,shd->hgs", q.astype(np.float64), keys) * q.shape[-1] ** -0.5
+    """Weights [G, S] and log-sum-exp [G] of one KV head's q [G, D] over keys [S, D]."""
+    scores = q.astype(np.float64) @ keys.T * q.shape[-1] ** -0.5
     top = scores.max(-1, keepdims=True)
     raw = np.exp(scores - top)
     return raw / raw.sum(-1, keepdims=True), (top + np.log(raw.sum(-1, keepdims=True)))[..., 0]
@@ -163,15 +165,14 @@ def attention(data: Data, drafts: bool) -> tuple[np.ndarray, np.ndarray, np.ndar
     out, lse = np.zeros(data.q.shape), np.zeros(data.q.shape[:-1])
     owned = np.zeros(data.q.shape[0], bool)
     for row, i, at in queries_of(data):
-        keys, values = keys_of(data, row)
-        if drafts:
-            mine = (LAYER, slice(None), row, slice(data.tail[row]))
-            near = [np.concatenate([t[mine].swapaxes(0, 1), x[[at]]]) for t, x in _pairs(data)]
-        else:
-            near = [x[at - i : at + 1] for x in (data.new_k, data.new_v)]
-        keys, values = np.concatenate([keys, near[0]]), np.concatenate([values, near[1]])
-        weights, lse[at] = softmax(data.q[at], keys)
-        out[at] = np.einsum("hgs,shd->hgd", weights, values)
+        for head, (keys, values) in enumerate(zip(*keys_of(data, row), strict=True)):
+            if drafts:
+                mine = (LAYER, head, row, slice(data.tail[row]))
+                near = [np.concatenate([t[mine], x[[at], head]]) for t, x in _pairs(data)]
+            else:
+                near = [x[at - i : at + 1, head] for x in (data.new_k, data.new_v)]
+            weights, lse[at, head] = softmax(data.q[at, head], np.concatenate([keys, near[0]]))
+            out[at, head] = weights @ np.concatenate([values, near[1]])
         owned[at] = True
     return out, lse, owned
 

@@ -28,6 +28,15 @@ def test_a_selection_reads_the_committed_tokens_of_its_pages() -> None:
     assert int(np.asarray(lists.ids)[1, 1]) == 8
 
 
+def test_heads_may_have_selections_of_their_own() -> None:
+    table = jnp.asarray([[4, 5, 6], [7, 8, 9]], jnp.int32)
+    chosen = jnp.asarray([[[2, 0], [1, -1]], [[-1, -1], [-1, 0]]], jnp.int32)
+    lists = pk.selected_pages(table, chosen, jnp.asarray([9, 6], jnp.int32), 4)
+    assert np.asarray(lists.counts).tolist() == [[[1, 4], [4, 0]], [[0, 0], [0, 4]]]
+    assert np.asarray(lists.used).tolist() == [2, 2]
+    assert np.asarray(lists.ids)[0, :, 0].tolist() == [6, 5]
+
+
 COMMON = {"heads": 8, "group": 4, "dim": 128, "itemsize": 2}
 
 

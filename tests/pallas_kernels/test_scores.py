@@ -34,12 +34,11 @@ def expected(data: Data, ends: np.ndarray, extra: float) -> tuple[np.ndarray, np
         keys, _ = keys_of(data, row)
         places = [(e, o) for e in range(data.used[row]) for o in range(data.counts[row, e])]
         for i in range(2):
-            if not places:
-                continue
-            inside, found = softmax(ends[row, i], keys)
-            lse[row, i] = np.logaddexp(found, extra)
-            for n, (entry, offset) in enumerate(places):
-                weights[row, i, :, :, entry, offset] = inside[..., n] * np.exp(found - lse[row, i])
+            for head in range(c.h if places else 0):
+                inside, found = softmax(ends[row, i, head], keys[head])
+                lse[row, i, head] = np.logaddexp(found, extra)
+                for n, (entry, offset) in enumerate(places):
+                    weights[row, i, head, :, entry, offset] = inside[..., n] * np.exp(found - lse[row, i, head])
     return weights, lse
 
 
