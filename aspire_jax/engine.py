@@ -44,6 +44,8 @@ class Engine:
       dtype: name of the cache's dtype.
       sampling: what is served beyond greedy decoding; None for greedy decoding alone.
       reproducible: logits equal plain decoding's bit for bit (see `aspire_jax.reproducible`); one step shape.
+      implementation: of attention: "xla", or "pallas" (the kernels of `pallas_kernels`; layers scanned).
+      interpret: the kernels run in Pallas's interpreter, on any device and slowly; for tests.
     """
 
     config: ModelConfig
@@ -61,6 +63,8 @@ class Engine:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     sampling: Support | None = None
     reproducible: bool = False
+    implementation: Literal["xla", "pallas"] = "xla"
+    interpret: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.page_size <= 512:
@@ -69,6 +73,12 @@ class Engine:
             raise ValueError(f"capacity: {self.capacity}, expected whole pages of {self.page_size} tokens")
         if self.reproducible and self.capacity % self.block:
             raise ValueError(f"capacity: {self.capacity}, expected whole blocks of {self.block} tokens (reproducible)")
+        if self.implementation not in ("xla", "pallas"):
+            raise ValueError(f"implementation: {self.implementation!r}, expected 'xla' or 'pallas'")
+        if self.implementation == "pallas" and self.unrolled:
+            raise ValueError(
+                "unrolled: True, expected False with implementation 'pallas' (kernels take a stacked cache)"
+            )
 
     @property
     def plan(self) -> Plan:
@@ -92,7 +102,9 @@ class Engine:
 
     @property
     def block(self) -> int:
-        """Keys the tile loop reads at a time."""
+        """Keys that are read at a time: by the tile loop many, by the kernels a page's."""
+        if self.implementation == "pallas":
+            return self.page_size
         if self.reproducible:
             return exact.block_of(self.page_size)
         return min(self.capacity, _BLOCK // self.page_size * self.page_size)
@@ -112,6 +124,11 @@ class Engine:
         """Shape of the state's `selection`."""
         heads = (self.config.n_kv_heads,) if self.plan.per_head else ()
         return (self.plan.n_sets, self.batch, *heads, self.selected)
+
+    @property
+    def copies(self) -> bool:
+        """Whether drafting rows read a compact copy of their selected pages."""
+        return self.implementation == "xla"
 
     @property
     def tile(self) -> int:
@@ -134,6 +151,7 @@ class Engine:
             refreshes=len(self.plan.refresh_layers) / self.config.n_layers,
             mixed=self.mixed,
             width=exact.WIDTH if self.reproducible else None,
+            alone=self.implementation == "pallas",
         )
 
 
@@ -184,7 +202,8 @@ class State:
     Attributes:
       cache: committed keys and values.
       tail: those of the tokens drafted since the last verification.
-      compact: the selected pages of each row, copied together: k, v per layer [Hkv, B, selected * page_size, D].
+      compact: the selected pages of each row, copied together: k, v per layer [Hkv, B, selected * page_size, D]; no
+        tokens where the implementation reads them where they lie.
       selection: [n_sets, B, selected] positions in the page table, -1 where unused; [n_sets, B, Hkv, selected] where
         the plan has a selection for each KV head.
       slots: the requests.
@@ -243,7 +262,7 @@ def init(engine: Engine, cost: CostModel) -> State:
     return State(
         cache=kv.KVCache(*pair((b * engine.pages, engine.page_size))),
         tail=kv.Tail(*pair((b, engine.d_max))),
-        compact=kv.KVCache(*pair((b, engine.selected * engine.page_size))),
+        compact=kv.KVCache(*pair((b, engine.selected * engine.page_size * engine.copies))),
         selection=jnp.full(engine.selection_shape, -1, jnp.int32),
         slots=slots,
         sampling=sampling_rows.init(engine.sampling, c.vocab_size, b, engine.max_new, engine.d_max)

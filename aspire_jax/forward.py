@@ -18,6 +18,7 @@ from aspire_jax import cache as kv
 from aspire_jax import model, signals
 from aspire_jax.attention import reproducible as exact
 from aspire_jax.attention import xla
+from aspire_jax.attention.pallas import PallasAttention
 from aspire_jax.attention.softmax import Partial, attend, log_sum_exp, merge, normalise, nothing
 from aspire_jax.context import Scores
 from aspire_jax.engine import Engine, State
@@ -230,25 +231,39 @@ class _Attention:
             far = choose(far_draft, far)
         return merge(far, choose(near_draft, near))
 
-    def weights(self, q: jax.Array, part: Partial, layer: int | jax.Array) -> jax.Array:
+    def measure(
+        self, q: jax.Array, part: Partial, layer: int | jax.Array, selection: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Every acting row's attention to its committed tokens, by its first and its last query token.
 
-        q: [T, Hkv, G, D]; part: over [T, Hkv, G]. Returns [B, 1 or 2, Hkv, G, S].
+        Args:
+          q: [T, Hkv, G, D]; part: over [T, Hkv, G].
+          selection: see `signals.outside_of`; None where nobody asks.
+
+        Returns:
+          Page scores (see `Scores.mass`, one layer's), and the attention outside the selection [B].
         """
         b, s = self.batch, self.state.slots
         last = b.first + jnp.maximum(b.queries - 1, 0)
         ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
         ends = jnp.minimum(ends, q.shape[0] - 1)
-        return xla.weights_of(
+        weights = xla.weights_of(
             q[ends], log_sum_exp(part)[ends], kv.leaf(self.cache.k, layer), s.table, self.lengths,
             self.engine.consecutive,
         )  # fmt: skip
+        size = self.engine.page_size
+        missed = None if selection is None else signals.outside_of(weights, selection, size)
+        return page_mass(weights, self.engine.plan.heads, size), missed
+
+
+# How attention is computed. Each is made for one step and has `cache`, `attend` and `measure`.
+_ATTENTION: dict[str, type[_Attention] | type[PallasAttention]] = {"xla": _Attention, "pallas": PallasAttention}
 
 
 def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: Shape) -> Forward:
     """Runs the packed tokens through all layers."""
     c, plan = engine.config, engine.plan
-    attention = _Attention(engine, state, batch, shape)
+    attention = _ATTENTION[engine.implementation](engine, state, batch, shape)
     acting = batch.queries > 0
     drafts, verifies = acting & batch.drafting, acting & ~batch.drafting
     measured: set[int] = set()
@@ -273,11 +288,10 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
             q, k, v = tokens.project(weights, x, rotation)
             part = attention.attend(q, k, v, _index(engine, layer), plan.sets[layer], layer in refreshing, served)
             if layer in measured:
-                seen = attention.weights(q, part, _index(engine, layer))
-                masses[layer] = page_mass(seen, plan.heads, engine.page_size)
-                if layer in refreshing and "outside" in engine.signals:
-                    current = (state.selection if served is None else served)[plan.sets[layer]]
-                    outside.append(signals.outside_of(seen, current, engine.page_size))
+                asks = layer in refreshing and "outside" in engine.signals
+                current = (state.selection if served is None else served)[plan.sets[layer]] if asks else None
+                masses[layer], beyond = attention.measure(q, part, _index(engine, layer), current)
+                outside += [] if beyond is None else [beyond]
             if layer in refreshing and plan.same_step:
                 scores = Scores((layer,), masses[layer][None], drafts[None], state.slots.length)
                 context = engine.context.observe(context, scores)
@@ -312,7 +326,7 @@ def _index(engine: Engine, layer: int) -> int | jax.Array:
 def _scanned(
     engine: Engine,
     params: Params,
-    attention: _Attention,
+    attention: _Attention | PallasAttention,
     tokens: model.Tokenwise,
     x: jax.Array,
     rotation: jax.Array,
@@ -320,13 +334,26 @@ def _scanned(
     stop: int,
     served: Any,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Layers [start, stop), none of them measured, under one scan."""
+    """Layers [start, stop), none of them measured, as one loop.
+
+    A `while_loop` over a counter, in place of a scan over layer numbers, and the counter is the first thing it carries:
+    so XLA's GPU compiler knows on the host which layer a turn is about, and products read a layer's weights where they
+    lie (see `programs.compiler_options`).
+    """
     sets = jnp.asarray(np.asarray(engine.plan.sets, np.int32))
 
-    def step(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def one(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         weights = model.layer_of(params, layer)
         q, k, v = tokens.project(weights, x, rotation)
         part = attention.attend(q, k, v, layer, sets[layer], False, served)
-        return tokens.finish(weights, x, normalise(part)), (k, v)
+        return tokens.finish(weights, x, normalise(part)), k, v
 
-    return jax.lax.scan(step, x, jnp.arange(start, stop, dtype=jnp.int32))
+    def turn(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        i, x, ks, vs = carry
+        x, k, v = one(x, i + start)
+        return i + 1, x, ks.at[i].set(k), vs.at[i].set(v)
+
+    _, k, v = jax.eval_shape(one, x, jnp.int32(start))
+    empty = (jnp.zeros((stop - start, *y.shape), y.dtype) for y in (k, v))
+    _, x, ks, vs = jax.lax.while_loop(lambda carry: carry[0] < stop - start, turn, (jnp.int32(0), x, *empty))
+    return x, (ks, vs)

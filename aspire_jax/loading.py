@@ -24,7 +24,7 @@ class Model:
 
     Attributes:
       config: its sizes.
-      params: the parameters, layers unstacked (see `params.unstack`).
+      params: the parameters; layers unstacked on a CPU (see `params.unstack`), elsewhere stacked: they are scanned.
       tokenizer: None for a model converted without one; prompts must then be token ids and texts stay empty.
       name: what messages call it.
     """
@@ -56,7 +56,9 @@ def load(path_or_alias: str | Path, *, dtype: str | None = None, progress: Progr
         raise InputError(f"dtype: {dtype!r}, expected one of {', '.join(checkpoint.DTYPES)}")
     folder = find(path_or_alias, progress)
     config = checkpoint.load_config(folder)
-    restored = params.unstack(checkpoint.load_params(folder, config, dtype=dtype))
+    restored = checkpoint.load_params(folder, config, dtype=dtype)
+    if next(iter(jax.tree.leaves(restored)[0].devices())).platform == "cpu":
+        restored = params.unstack(restored)
     tokenizer = None
     if (folder / "tokenizer.json").is_file():
         from aspire_jax.tokenizer import load_tokenizer

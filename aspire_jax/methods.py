@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from aspire_jax.attention.choose import choose
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext, SnapKVContext, StreamingContext, VegasContext
 from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength, FsmDraftLength, NoDraft
@@ -24,7 +25,7 @@ class Method:
       context: which pages a draft may read.
       draft_length: when a row verifies.
       mixed: whether rows may draft and verify in one step. None: as the implementation gains by it. That of plain XLA
-        does not (a mixed step pays for the widest of everything), so rows keep in step.
+        does not (a mixed step pays for the widest of everything), so rows keep in step; with the kernels they mix.
     """
 
     context: ContextPolicy
@@ -55,6 +56,8 @@ def configure(
     capacity: int,
     max_new: int,
     options: Mapping[str, Any] | None = None,
+    implementation: str | None = None,
+    platform: str | None = None,
     **engine: Any,
 ) -> Engine:
     """An engine for `method`.
@@ -65,10 +68,13 @@ def configure(
         `reproducible`).
       max_new: most tokens a request may emit.
       options: fields of the method's two policies by name, "mixed" and "page_size", in place of the table's.
+      implementation: of attention, "xla" or "pallas"; None takes the best for the platform.
+      platform: where the engine is to run ("cpu", "gpu"); the default backend's unless given.
       **engine: further fields of `Engine` (`dtype`, `page_size`, `unrolled`, ...).
 
     Raises:
-      ValueError: no such method, an option no policy of it has, or a value out of range.
+      ValueError: no such method, an option no policy of it has, a value out of range, or an implementation that cannot
+        serve the model on the platform.
     """
     if isinstance(method, str):
         if method not in METHODS:
@@ -82,7 +88,10 @@ def configure(
         if bound in left and field not in left and default is not None:
             left[field] = min(default, left[bound])
     mixed = left.pop("mixed", method.mixed)
-    mixed = False if mixed is None else mixed
+    chosen = choose(config, implementation, platform, engine)
+    if chosen == "pallas":
+        engine = {"unrolled": False, "dense": False} | engine
+    mixed = chosen == "pallas" if mixed is None else mixed
     page_size = engine["page_size"] = left.pop("page_size", engine.get("page_size", 16))
     context = _with_options(method.context, left)
     draft_length = _with_options(method.draft_length, left)
@@ -104,6 +113,7 @@ def configure(
         capacity=capacity,
         max_new=max_new,
         mixed=mixed,
+        implementation=chosen,
         **engine,
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from aspire_jax import cache as kv
 from aspire_jax import model
-from aspire_jax.attention import xla
+from aspire_jax.attention import pallas, xla
 from aspire_jax.attention.softmax import merge, normalise
 from aspire_jax.engine import RUNNING, Engine, State
 from aspire_jax.params import Params
@@ -54,6 +54,9 @@ def prefill(
     def one(x: jax.Array, layer: int | jax.Array) -> tuple[jax.Array, Any]:
         weights = model.layer_of(params, layer)
         q, k, v = arithmetic.project(weights, x, rotation)
+        if engine.implementation == "pallas":
+            attended = pallas.chunk_attention(engine, state, q, k, v, layer, slot, start, count)
+            return arithmetic.finish(weights, x, attended), (k, v)
         old_k, old_v = kv.leaf(state.cache.k, layer), kv.leaf(state.cache.v, layer)
         before, old_k, old_v = xla.over_tiles(q[None], old_k, old_v, table, tiles, block, engine.consecutive)
         before = type(before)(*(y[0] for y in before))
@@ -76,7 +79,10 @@ def prefill(
     page = table[slot, jnp.minimum(position // engine.page_size, engine.pages - 1)]
     page = jnp.where(place < count, page, engine.batch * engine.pages)
     offset = position % engine.page_size
-    cache = kv.KVCache(k=kv.write(old.k, ks, page, offset), v=kv.write(old.v, vs, page, offset))
+    if engine.implementation == "pallas":
+        cache = kv.KVCache(*pallas.write(engine, old.k, old.v, (ks, vs), page, offset))
+    else:
+        cache = kv.KVCache(k=kv.write(old.k, ks, page, offset), v=kv.write(old.v, vs, page, offset))
     return dataclasses.replace(state, cache=cache)
 
 

@@ -25,6 +25,16 @@ from aspire_jax.engine import Engine, State
 from aspire_jax.params import Params
 
 
+def compiler_options(engine: Engine) -> dict[str, bool]:
+    """XLA options that the engine's programs are compiled with.
+
+    Kernels run on a GPU, where layers are scanned. There a product that XLA gives to Triton copies the layer's weights
+    out of the stack first, three times the traffic; one that it gives to cuBLAS reads them where they lie.
+    """
+    kernels = engine.implementation == "pallas" and not engine.interpret
+    return {"xla_gpu_enable_triton_gemm": False} if kernels else {}
+
+
 @dataclasses.dataclass(eq=False)
 class Programs:
     """Compiled `init`, `prefill`, `admit`, `observe_prompt` and `run`, without the static engine argument.
@@ -88,8 +98,9 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
         jits["observe"] = jax.jit(observation.observe_prompt, static_argnums=0, donate_argnums=2).lower(
             engine, params, state, number, ints(window), number
         )
+    options = compiler_options(engine)
     with ThreadPoolExecutor(2) as pool:  # prefill and run are most of it, and XLA compiles without Python's lock
-        done = dict(zip(jits, pool.map(lambda lowered: lowered.compile(), jits.values()), strict=True))
+        done = dict(zip(jits, pool.map(lambda lowered: lowered.compile(options), jits.values()), strict=True))
     return Programs(home, **done)
 
 

@@ -54,6 +54,7 @@ def stream(
     stop: str | Sequence[str] = (),
     truncate: bool = False,
     max_length: int | None = None,
+    implementation: str | None = None,
     fit: costs.Fit | None = None,
     progress: ProgressCallback | None = None,
 ) -> Stream:
@@ -69,15 +70,16 @@ def stream(
       options: fields of the method's policies by name.
       stop, truncate: for requests that do not say; see `Request`.
       max_length: tokens of a prompt and its completion together, where less than the model's; bounds memory.
+      implementation: of attention, "xla" or "pallas" (GPU kernels); None takes the best for the device.
       fit: a cost model's fit to go on with, from an earlier call with the same model.
       progress: called with the report before compiling, after every prefilled chunk and every run of steps.
 
     Raises:
       InputError: a prompt that cannot be served; before any work is done.
-      ValueError: no such method or option.
+      ValueError: no such method or option, or an implementation that cannot serve.
     """
     requests = prepare(model, prompts, max_tokens=max_tokens, stop=stop, truncate=truncate, max_length=max_length)
-    engine = engine_for(model, requests, method=method, slots=slots, options=options)
+    engine = engine_for(model, requests, method=method, slots=slots, options=options, implementation=implementation)
     return Stream(model, requests, engine, fit=fit, progress=progress)
 
 

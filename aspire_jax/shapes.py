@@ -60,6 +60,7 @@ class Shapes:
       refreshes: share of the layers that read the full context while drafting.
       mixed: whether rows may draft and verify in one step.
       width: where set, the one shape there is holds any step and is computed this many tokens at a time.
+      alone: steps in which every row drafts have a shape of their own even where there are no batched ones.
     """
 
     batch: int
@@ -70,6 +71,7 @@ class Shapes:
     refreshes: float
     mixed: bool
     width: int | None = None
+    alone: bool = False
 
     @property
     def all(self) -> tuple[Shape, ...]:
@@ -77,7 +79,7 @@ class Shapes:
         b, most = self.batch, self.d_max + 1
         if self.width is not None:
             return (Shape("packed", -(-b * most // self.width) * self.width, most),)
-        shapes = [Shape("draft", b, 1)] if self.d_max and self.dense else []
+        shapes = [Shape("draft", b, 1)] if self.d_max and (self.dense or self.alone) else []
         if self.dense:
             shapes += [Shape("dense", b * q, q) for q in stairs(QUERY_STAIRS, most)]
         if self.mixed or not self.dense:

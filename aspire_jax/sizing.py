@@ -24,6 +24,7 @@ def engine_for(
     method: str | methods.Method = "aspire",
     slots: int = 8,
     options: Mapping[str, Any] | None = None,
+    implementation: str | None = None,
 ) -> Engine:
     """The smallest engine that serves `requests`; sizes are rounded up, so that similar requests share its programs."""
     if int(slots) != slots or slots < 1:
@@ -39,6 +40,9 @@ def engine_for(
         options=options,
         max_stop=_rounded(max(1, stops), 8),
         dtype=model.dtype,
+        implementation=implementation,
+        platform=_platform(model),
+        unrolled=isinstance(model.params["layers"], list),
     )
     _ = engine.plan  # refuses a policy that does not fit the model, before anything is compiled
     return engine
@@ -46,9 +50,13 @@ def engine_for(
 
 def machine_prior(model: Model) -> np.ndarray:
     """Coefficients [4] of the cost model before anything was measured."""
-    platform = next(iter(jax.tree.leaves(model.params)[0].devices())).platform
+    platform = _platform(model)
     bandwidth, flops = _MACHINES.get(platform, _MACHINES["gpu"])
     return costs.roofline(model.config, np.dtype(jax.tree.leaves(model.params)[0].dtype).itemsize, bandwidth, flops)
+
+
+def _platform(model: Model) -> str:
+    return next(iter(jax.tree.leaves(model.params)[0].devices())).platform
 
 
 def _grain(tokens: int) -> int:

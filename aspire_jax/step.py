@@ -20,6 +20,7 @@ import numpy as np
 
 from aspire_jax import cache as kv
 from aspire_jax import reproducible, signals
+from aspire_jax.attention import pallas
 from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, DraftLengthPolicy, Outcome, Signals, View
 from aspire_jax.engine import Engine, Slots, State
 from aspire_jax.forward import Batch, Forward, forward, pack
@@ -36,10 +37,10 @@ def step(engine: Engine, params: Params, state: State) -> State:
     drafting, queries = decide(engine.draft_length, engine.mixed, state.draft_length, view)
     shapes = engine.shapes
     index = shapes.choose(drafting, queries, view.lengths)
-    copied = jnp.any(state.slots.stale & drafting)
+    copied = jnp.any(state.slots.stale & drafting) & engine.copies
     work = shapes.work(index, drafting, queries, view.lengths, view.selected, copied)
     plain = shapes.forecast(jnp.zeros_like(drafting), view.active.astype(jnp.int32), view.lengths, view.selected)
-    if engine.d_max:
+    if engine.d_max and engine.copies:
         state = _renew(engine, state, drafting)
     # The branches read the cache and return what is to be written: a buffer that a branch updates itself is copied.
     branches = [functools.partial(_in_shape, engine, shape) for shape in shapes.all]
@@ -235,6 +236,12 @@ def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array,
 
 def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> State:
     """Verified tokens' keys and values go into the cache, a drafted token's into its row's tail."""
+    if engine.implementation == "pallas":
+        new = (done.k, done.v)
+        cache = kv.KVCache(*pallas.write(engine, state.cache.k, state.cache.v, new, done.page, done.offset))
+        return dataclasses.replace(
+            state, cache=cache, tail=_in_tail(engine, state, done, drafting), context=done.context
+        )
     chunk, axis = reproducible.WIDTH if engine.reproducible else engine.batch, 0 if engine.unrolled else 1
 
     def put(i: jax.Array, cache: kv.KVCache) -> kv.KVCache:
@@ -247,14 +254,20 @@ def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> St
 
     # By chunks, so that a narrow step does not pay for the widest one's padding.
     cache = jax.lax.fori_loop(0, done.width // chunk, put, state.cache)
-    tail = state.tail
-    if engine.d_max:
-        row = jnp.arange(engine.batch, dtype=jnp.int32)
-        slot = jnp.where(drafting, state.slots.drafted, engine.d_max)  # out of range: dropped
-        firsts = (jax.tree.map(lambda x: jnp.take(x, done.first, axis=axis), new) for new in (done.k, done.v))
-        k, v = firsts
-        tail = kv.Tail(k=kv.write(tail.k, k, row, slot), v=kv.write(tail.v, v, row, slot))
-    return dataclasses.replace(state, cache=cache, tail=tail, context=done.context)
+    return dataclasses.replace(state, cache=cache, tail=_in_tail(engine, state, done, drafting), context=done.context)
+
+
+def _in_tail(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> kv.Tail:
+    """The tail with each drafted token's keys and values in it."""
+    tail, axis = state.tail, 0 if engine.unrolled else 1
+    if not engine.d_max:
+        return tail
+    row = jnp.arange(engine.batch, dtype=jnp.int32)
+    slot = jnp.where(drafting, state.slots.drafted, engine.d_max)  # out of range: dropped
+    k, v = (jax.tree.map(lambda x: jnp.take(x, done.first, axis=axis), new) for new in (done.k, done.v))
+    if engine.implementation == "pallas":
+        return kv.Tail(*pallas.write(engine, tail.k, tail.v, (k, v), row, slot))
+    return kv.Tail(k=kv.write(tail.k, k, row, slot), v=kv.write(tail.v, v, row, slot))
 
 
 def _observe(engine: Engine, batch: Batch, out: Forward, shape: Shape) -> Any:
