@@ -13,7 +13,9 @@ import pytest
 from aspire_jax import engine as eng
 from aspire_jax import methods, step
 from aspire_jax.attention.pallas import unserved
+from aspire_jax.context import BlendContext
 from aspire_jax.costs import TERMS, CostModel
+from aspire_jax.draft_length import FixedDraftLength
 from aspire_jax.shapes import Shape
 from tests.pallas_kernels.cuda import lowered
 
@@ -24,9 +26,14 @@ KERNELS: dict[str, Any] = {"implementation": "pallas", "interpret": True, "unrol
 DEEP = tiny.config(layers=3)
 ENGINES = {
     # Two layers go under the scan, the refresh layer behind it stands alone; page tables are shuffled.
-    "mixed": tiny.aspire(DEEP, in_step=False, renew="step", layer=2, consecutive=False, **KERNELS),
-    "in step": tiny.aspire(
-        tiny.config("qwen3", heads=4, kv=2, qk_norm=True, head_dim=20), in_step=True, renew="verification", **KERNELS
+    "mixed": tiny.aspire(DEEP, in_step=False, renew="step", layers=(2,), consecutive=False, **KERNELS),
+    # Every layer is scored and has selections of its own for each KV head; some are made within the step.
+    "in step": tiny.make(
+        tiny.config("qwen3", heads=4, kv=2, qk_norm=True, head_dim=20),
+        BlendContext(rho=0.2, least=8, sinks=1, heads="kv"),
+        FixedDraftLength(gamma=2),
+        mixed=False,
+        **KERNELS,
     ),
     "plain": tiny.make(DEEP, **KERNELS),
 }
@@ -87,7 +94,7 @@ def test_what_the_kernels_cannot_hold() -> None:
 
 def test_the_decode_loop_lowers_for_cuda() -> None:
     """Triton's front end takes every kernel as the loop calls it; each shape's layers call the same few."""
-    engine = tiny.aspire(DEEP, in_step=False, renew="step", layer=2, dtype="bfloat16", **KERNELS | {"interpret": False})
+    engine = tiny.aspire(DEEP, in_step=False, renew="step", layers=(2,), dtype="bfloat16", **KERNELS | {"interpret": False})
     weights = tiny.params.abstract(DEEP, jnp.bfloat16)
     cost = CostModel(jax.ShapeDtypeStruct((TERMS,), jnp.float32))
     state = jax.eval_shape(functools.partial(eng.init, engine), cost)
