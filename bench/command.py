@@ -43,8 +43,8 @@ def run(
     """Parses, measures, writes JSON and picture. The exit code: 0, 1 where the results do not pass, 2 for bad input.
 
     Args:
-      measure: from the arguments and a function that tells how it goes; told nothing where JSON goes to standard
-        output.
+      measure: from the arguments, with the whole `command` among them, and a function that tells how it goes; told
+        nothing where JSON goes to standard output.
       draw: the picture of the results into a file.
     """
     args = parser.parse_args(arguments)
@@ -56,7 +56,8 @@ def run(
 
     try:
         check_plot(args.plot)
-        results = {"command": " ".join([parser.prog, *given])} | measure(args, say)
+        args.command = " ".join([parser.prog, *given])
+        results = {"command": args.command} | measure(args, say)
         if args.json:
             write_json(args.json, results)
         if args.plot:

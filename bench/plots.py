@@ -110,6 +110,15 @@ def bars(
     axes.margins(y=0.18)
 
 
+def intervals(
+    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[dict[str, Any] | None]], *, label: str, text: str
+) -> None:
+    """As `bars`, of figures that `spread.interval` made."""
+    means = {name: [None if v is None else v["mean"] for v in values] for name, values in series.items()}
+    halves = {name: [None if v is None else v["half"] for v in values] for name, values in series.items()}
+    bars(axes, groups, means, halves, label=label, text=text)
+
+
 def _first(values: Sequence[float | None], place: int) -> bool:
     return all(v is None for v in values[:place])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 
@@ -72,7 +73,7 @@ def choose(
     if high - 1 + max_tokens > model.config.max_length:
         most = model.config.max_length - max_tokens
         raise InputError(f"bucket {name(given)}, expected lengths of at most {most} tokens for {model.name}")
-    ready = prepare(model, read(data), max_tokens=max_tokens, truncate=True)
+    ready = _ready(model, tuple(data), max_tokens)
     # Longer prompts are cut to the model's length there and stay out of the bucket.
     inside = [r for r in ready if low <= len(r.tokens) < high]
     if len(inside) < count:
@@ -86,7 +87,8 @@ def near(model: Model, data: Sequence[str], count: int, context: int, max_tokens
     """`count` prompts of about `context` tokens, chosen by `seed`.
 
     Those of `data` that are long enough, cut in the middle to `context` less up to 5 %, so that lengths differ. Text of
-    the Python installation where there is no data. Stop tokens are ignored, so that every row decodes to the end.
+    the Python installation where there is no data, other text for every seed. Stop tokens are ignored, so that every
+    row decodes to the end.
 
     Raises:
       InputError: fewer prompts in the data than asked for, or prompts that the model has no room for.
@@ -100,10 +102,10 @@ def near(model: Model, data: Sequence[str], count: int, context: int, max_tokens
             f"context: {context} tokens, expected at most {most} ({model.config.max_length} less the answer)"
         )
     if not data:
-        made = demo_prompts.requests(tokenizer, context, count + seed)[seed:]
+        made = demo_prompts.requests(tokenizer, context, count * (seed + 1))[count * seed :]
         made = [dataclasses.replace(r, ignore_eos=True) for r in made]
         return prepare(model, made, max_tokens=max_tokens, truncate=True)
-    long = [r for r in prepare(model, read(data), max_tokens=max_tokens, truncate=True) if len(r.tokens) >= context]
+    long = [r for r in _ready(model, tuple(data), max_tokens) if len(r.tokens) >= context]
     if len(long) < count:
         raise InputError(f"data: {len(long)} prompts of at least {context} tokens, expected {count}")
     rng = np.random.default_rng(seed)
@@ -119,6 +121,12 @@ def random_tokens(model: Model, count: int, context: int, max_tokens: int, seed:
     """Prompts of uniformly random tokens, on which little is accepted; no stop tokens, so that all run to the end."""
     rng = np.random.default_rng(seed)
     return _endless(model, list(rng.integers(0, model.config.vocab_size, (count, context))), max_tokens)
+
+
+@functools.lru_cache(maxsize=4)
+def _ready(model: Model, data: tuple[str, ...], max_tokens: int) -> list[Prepared]:
+    """The files' prompts, tokenised once for all seeds and lengths."""
+    return prepare(model, read(data), max_tokens=max_tokens, truncate=True)
 
 
 def _endless(model: Model, prompts: Sequence[np.ndarray], max_tokens: int) -> list[Prepared]:

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 import pytest
 
-import aspire_jax
 from aspire_jax import InputError
 from bench import workloads
-from tests.api import models
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return aspire_jax.load(models.build(tmp_path_factory.mktemp("models") / "tiny"))
-
-
-@pytest.fixture
-def data(tmp_path):
-    rows = [{"dataset": "lcc", "id": i, "prompt": "x" * n} for i, n in enumerate((10, 30, 50, 60, 70, 400))]
-    file = tmp_path / "data.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [str(file)]
 
 
 @pytest.mark.parametrize(
@@ -46,14 +30,14 @@ def test_length_refused(text):
 
 
 def test_a_bucket_has_whole_prompts_of_its_lengths(model, data):
-    lengths = [len(r.tokens) for r in workloads.choose(model, data, 3, (40, 80), 8)]
-    assert sorted(lengths) == [50, 60, 70]
+    lengths = [len(r.tokens) for r in workloads.choose(model, data, 5, (40, 80), 8)]
+    assert sorted(lengths) == [50, 55, 60, 65, 70]
     twice = [
         [r.tokens.tolist() for r in workloads.choose(model, data, 2, (20, 80), 8, seed)] for seed in (1, 1, 2, 3, 4)
     ]
     assert twice[0] == twice[1] and any(other != twice[0] for other in twice[2:])
-    with pytest.raises(InputError, match="data: 3 prompts of 40 to 80 tokens, expected 4"):
-        workloads.choose(model, data, 4, (40, 80), 8)
+    with pytest.raises(InputError, match="data: 5 prompts of 40 to 80 tokens, expected 6"):
+        workloads.choose(model, data, 6, (40, 80), 8)
     with pytest.raises(InputError, match="bucket 40-130, expected lengths of at most 120 tokens"):
         workloads.choose(model, data, 1, (40, 130), 8)
     with pytest.raises(InputError, match="without --data"):
@@ -63,7 +47,7 @@ def test_a_bucket_has_whole_prompts_of_its_lengths(model, data):
 def test_near_cuts_what_is_long_enough(model, data):
     chosen = workloads.choose(model, data, 3, 60, 8)
     assert all(57 < len(r.tokens) <= 60 and not r.stop_ids for r in chosen)
-    with pytest.raises(InputError, match="data: 3 prompts of at least 60 tokens, expected 4"):
-        workloads.near(model, data, 4, 60, 8)
+    with pytest.raises(InputError, match="data: 4 prompts of at least 60 tokens, expected 5"):
+        workloads.near(model, data, 5, 60, 8)
     with pytest.raises(InputError, match=r"context: 125 tokens, expected at most 120 \(128 less the answer\)"):
         workloads.near(model, data, 1, 125, 8)
