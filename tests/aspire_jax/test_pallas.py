@@ -94,7 +94,9 @@ def test_what_the_kernels_cannot_hold() -> None:
 
 def test_the_decode_loop_lowers_for_cuda() -> None:
     """Triton's front end takes every kernel as the loop calls it; each shape's layers call the same few."""
-    engine = tiny.aspire(DEEP, in_step=False, renew="step", layers=(2,), dtype="bfloat16", **KERNELS | {"interpret": False})
+    engine = tiny.aspire(
+        DEEP, in_step=False, renew="step", layers=(2,), dtype="bfloat16", **KERNELS | {"interpret": False}
+    )
     weights = tiny.params.abstract(DEEP, jnp.bfloat16)
     cost = CostModel(jax.ShapeDtypeStruct((TERMS,), jnp.float32))
     state = jax.eval_shape(functools.partial(eng.init, engine), cost)
