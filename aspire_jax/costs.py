@@ -56,39 +56,61 @@ def roofline(config: ModelConfig, itemsize: int, bandwidth: float, flops: float)
 
 
 class Fit:
-    """Recursive least squares over runs of steps: each run's summed work and wall time are one equation.
+    """The cost model of the machine at hand, fitted while it decodes, one run of steps at a time.
 
-    Coefficients are estimated relative to a prior and stay positive; old runs fade by `forget` per run, so that the
-    fit follows a machine that changes. Lives on the host: one update a run.
+    A Kalman filter over the coefficients. They wander: by `drift` of what each contributes to a run's time, and at
+    least of a `_FLOOR` share of that time, so that even a term thought negligible can come to count. A run that
+    surprises widens what is thought possible, so a machine that changes at once is followed in a few runs. Lives on the
+    host; an update is a few products of 4 x 4.
     """
 
-    def __init__(self, prior: np.ndarray, forget: float = 0.97, trust: float = 0.3) -> None:
-        self.prior = prior.astype(np.float64)
-        self.forget = forget
-        self._gram = np.eye(TERMS) * trust
-        self._moment = np.ones(TERMS) * trust
-        self._scaled = False
+    def __init__(self, prior: np.ndarray, drift: float = 0.01) -> None:
+        """`prior` [4]: only its proportions matter, the first run sets the speed."""
+        self._b = prior.astype(np.float64)
+        self._drift = drift
+        self._spread: np.ndarray | None = None  # covariance [4, 4]; None before the first run
+        self._surprise = 1.0
 
     @property
     def coefficients(self) -> np.ndarray:
         """Current coefficients [4], float32."""
-        x = np.linalg.solve(self._gram, self._moment)
-        return (self.prior * np.maximum(x, 0.05)).astype(np.float32)
+        return self._b.astype(np.float32)
 
     def update(self, run_work: np.ndarray, seconds: float) -> None:
         """Takes in one run: its work [4] summed over its steps, and its wall time."""
-        steps = float(run_work[0])
+        work = run_work.astype(np.float64)
+        steps = float(work[0])
         if steps <= 0 or seconds <= 0:
             return
-        if not self._scaled:  # the first run sets the machine's speed, the prior only the proportions
-            self.prior = self.prior * (seconds / float(np.dot(self.prior, run_work)))
-            self._scaled = True
-        predicted = self.prior * run_work
+        if self._spread is None:
+            self._b *= seconds / float(self._b @ work)
+            self._spread = np.diag((_PRIOR * self._reach(work, seconds)) ** 2)
+        reach = self._reach(work, seconds)
+        spread = self._spread + np.diag((self._drift * reach) ** 2)
         # A run of few steps is mostly overhead and noise.
-        weight = min(1.0, steps / _FULL_RUN)
-        row = predicted / predicted.sum()
-        self._gram = self.forget * self._gram + weight * np.outer(row, row)
-        self._moment = self.forget * self._moment + weight * row * (seconds / predicted.sum())
-        # The prior fades with the rest; keep enough of it to leave no direction undetermined.
-        self._gram += np.eye(TERMS) * 1e-3
-        self._moment += 1e-3
+        noise = (_NOISE * seconds) ** 2 * max(1.0, _FULL_RUN / steps)
+        error = seconds - float(self._b @ work)
+        expected = float(work @ spread @ work) + noise
+        # Errors beyond their expected size, several runs on end, mean that the machine is another one.
+        self._surprise = 0.7 * self._surprise + 0.3 * min(error**2 / expected, 100.0)
+        if self._surprise > _SURPRISING:
+            spread = spread * self._surprise
+            # What no run tells apart must not grow without end.
+            most = _MOST * reach / np.sqrt(np.diag(spread))
+            spread = spread * np.minimum(most, 1.0)[:, None] * np.minimum(most, 1.0)[None, :]
+            expected = float(work @ spread @ work) + noise
+        gain = spread @ work / expected
+        self._b = np.maximum(self._b + gain * error, _LEAST * reach)
+        spread = spread - np.outer(gain, work @ spread)
+        most = np.minimum(_MOST * reach / np.sqrt(np.maximum(np.diag(spread), 1e-300)), 1.0)
+        self._spread = spread * most[:, None] * most[None, :]
+
+    def _reach(self, work: np.ndarray, seconds: float) -> np.ndarray:
+        """Size [4] of each coefficient as its share of a run's time goes, a term's share being at least `_FLOOR`."""
+        used = np.maximum(work, 1e-30)
+        return np.maximum(self._b, _FLOOR * seconds / used)
+
+
+# Relative: spread of the prior, noise of a run's time, largest and smallest that a coefficient may become, the share of
+# a run's time that any term may reach unasked, and squared errors over their expectation that mean a change.
+_PRIOR, _NOISE, _MOST, _LEAST, _FLOOR, _SURPRISING = 0.5, 0.05, 2.0, 1e-6, 0.02, 4.0

@@ -12,7 +12,14 @@ from typing import Any
 from aspire_jax.attention.choose import choose
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext, SnapKVContext, StreamingContext, VegasContext
-from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength, FsmDraftLength, NoDraft
+from aspire_jax.draft_length import (
+    AdaptiveDraftLength,
+    AspireDraftLength,
+    DraftLengthPolicy,
+    FixedDraftLength,
+    FsmDraftLength,
+    NoDraft,
+)
 from aspire_jax.engine import Engine
 from aspire_jax.reproducible import block_of
 
@@ -41,6 +48,7 @@ METHODS: dict[str, Method] = {
     "aspire-fixed": Method(RefreshContext(), FixedDraftLength()),
     "aspire-fsm": Method(RefreshContext(), FsmDraftLength(), mixed=True),
     "aspire": Method(RefreshContext(), AspireDraftLength(), mixed=None),
+    "adaptive": Method(RefreshContext(), AdaptiveDraftLength(), mixed=None),
 }
 
 

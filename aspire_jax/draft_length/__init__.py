@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from aspire_jax.draft_length.adaptive import AdaptiveDraftLength, AdaptiveState
 from aspire_jax.draft_length.aspire import AspireDraftLength, AspireState, expected_tokens
 from aspire_jax.draft_length.fixed import FixedDraftLength
 from aspire_jax.draft_length.fsm import FsmDraftLength, FsmState
@@ -28,6 +29,8 @@ __all__ = [
     "IDLE",
     "MOST_DRAFTS",
     "VERIFY",
+    "AdaptiveDraftLength",
+    "AdaptiveState",
     "AspireDraftLength",
     "AspireState",
     "DraftLengthPolicy",

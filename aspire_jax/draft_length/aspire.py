@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aspire_jax.draft_length import regret
 from aspire_jax.draft_length.interface import DRAFT, MOST_DRAFTS, VERIFY, Outcome, View, in_step
-
-MOST_REGRET = 1e6  # a number of steps
 
 
 def expected_tokens(alpha: jax.Array, gamma: jax.Array) -> jax.Array:
@@ -31,14 +30,12 @@ class AspireState:
     Attributes:
       alpha: [B] smoothed acceptance rate.
       seen: [B] bool, whether a verification of drafts was seen.
-      spent: seconds all steps so far should have taken; earned: seconds plain decoding would have taken for the same
-        tokens. Scalars, by the cost model.
+      ledger: what speculation has cost and brought so far.
     """
 
     alpha: jax.Array
     seen: jax.Array
-    spent: jax.Array
-    earned: jax.Array
+    ledger: regret.Ledger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,19 +72,17 @@ class AspireDraftLength:
         if not 0 <= self.gamma_init <= self.d_max:
             raise ValueError(f"gamma_init: {self.gamma_init}, expected 0 to d_max ({self.d_max})")
         for name, value in (("regret_share", self.regret_share), ("regret_steps", self.regret_steps)):
-            if value is not None and not 0 <= value <= MOST_REGRET:
-                raise ValueError(f"{name}: {value}, expected 0 to {MOST_REGRET:g}")
+            if value is not None and not 0 <= value <= regret.MOST:
+                raise ValueError(f"{name}: {value}, expected 0 to {regret.MOST:g}")
         for name in ("w", "alpha_0"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected a number between 0 and 1")
 
     def init(self, batch: int) -> AspireState:
-        zero = jnp.zeros((), jnp.float32)
         return AspireState(
             alpha=jnp.full((batch,), self.alpha_0, jnp.float32),
             seen=jnp.zeros((batch,), bool),
-            spent=zero,
-            earned=zero,
+            ledger=regret.empty(),
         )
 
     def decide(self, state: AspireState, view: View) -> jax.Array:
@@ -103,13 +98,10 @@ class AspireDraftLength:
         tried = jnp.minimum(outcome.accepted + 1, outcome.drafts)
         rate = outcome.accepted.astype(jnp.float32) / jnp.maximum(tried, 1).astype(jnp.float32)
         alpha = np.float32(self.w) * state.alpha + np.float32(1 - self.w) * rate
-        rows = jnp.maximum(jnp.sum(outcome.active), 1).astype(jnp.float32)
-        plain_steps = jnp.sum(outcome.emitted).astype(jnp.float32) / rows
         return AspireState(
             alpha=jnp.where(measured, alpha, state.alpha),
             seen=state.seen | measured,
-            spent=state.spent + outcome.seconds,
-            earned=state.earned + plain_steps * outcome.plain_seconds,
+            ledger=regret.entered(state.ledger, outcome),
         )
 
     def forget(self, state: AspireState, rows: jax.Array) -> AspireState:
@@ -118,26 +110,22 @@ class AspireDraftLength:
         )
 
     def _own_gamma(self, state: AspireState, view: View) -> jax.Array:
-        """The paper's rule: [B] gamma, every row taking the batch as copies of itself."""
-        batch = view.active.shape[0]
-        length, selected = view.lengths.astype(jnp.float32), view.selected
-        drafting = jnp.broadcast_to(True, (batch,))
+        """The paper's rule: [B] gamma, every row taking the active ones as copies of itself."""
         gammas = jnp.arange(self.d_max + 1, dtype=jnp.int32)
+        ones, nobody = view.active.astype(jnp.int32), jnp.zeros_like(view.active)
 
         def row(alpha: jax.Array, length: jax.Array, selected: jax.Array) -> jax.Array:
-            lengths, chosen = jnp.broadcast_to(length, (batch,)), jnp.broadcast_to(selected, (batch,))
-            ones = jnp.ones((batch,), jnp.int32)
-            draft = view.cost.seconds(view.shapes.forecast(drafting, ones, lengths.astype(jnp.int32), chosen))
+            lengths, chosen = jnp.broadcast_to(length, ones.shape), jnp.broadcast_to(selected, ones.shape)
+            draft = view.cost.seconds(view.shapes.forecast(view.active, ones, lengths, chosen))
 
             def verify(g: jax.Array) -> jax.Array:
-                work = view.shapes.forecast(~drafting, ones * (g + 1), lengths.astype(jnp.int32), chosen)
-                return view.cost.seconds(work)
+                return view.cost.seconds(view.shapes.forecast(nobody, ones * (g + 1), lengths, chosen))
 
             g = gammas.astype(jnp.float32)
             rate = expected_tokens(alpha, g) / (g * draft + jax.vmap(verify)(gammas))
             return jnp.argmax(rate).astype(jnp.int32)
 
-        gamma = jax.vmap(row)(state.alpha, length, selected)
+        gamma = jax.vmap(row)(state.alpha, view.lengths, view.selected)
         return jnp.where(state.seen, gamma, self.gamma_init)
 
     def _shared_gamma(self, state: AspireState, view: View) -> jax.Array:
@@ -164,10 +152,6 @@ class AspireDraftLength:
         """Whether speculation has lost little enough so far to be tried again; scalar bool."""
         if self.regret_share is None:
             return jnp.asarray(True)
-        ones = view.active.astype(jnp.int32)
-        plain = view.cost.seconds(view.shapes.forecast(jnp.zeros_like(view.active), ones, view.lengths, view.selected))
-        rows = jnp.maximum(jnp.sum(ones), 1).astype(jnp.float32)
         held = expected_tokens(state.alpha, view.drafted.astype(jnp.float32)) - 1
-        hoped = jnp.sum(jnp.where(view.active, held, 0.0)) / rows * plain
-        lost = state.spent - state.earned - hoped
-        return lost <= np.float32(self.regret_share) * state.earned + np.float32(self.regret_steps) * plain
+        hoped = jnp.sum(jnp.where(view.active, held, 0.0))
+        return regret.may_try(state.ledger, view, hoped, self.regret_share, self.regret_steps)

@@ -18,6 +18,7 @@ from aspire_jax.draft_length import (
     View,
     expected_tokens,
 )
+from aspire_jax.draft_length.regret import Ledger
 from aspire_jax.shapes import COPY_READS, PACKED_STAIRS
 
 from . import tiny
@@ -202,11 +203,11 @@ def test_shared_gamma_maximises_the_batchs_tokens_per_time() -> None:
 
 def test_forget_resets_a_row_alone() -> None:
     policy = AspireDraftLength()
-    state = known(policy, [0.1, 0.2, 0.3, 0.4]).replace(spent=jnp.float32(5), earned=jnp.float32(4))
+    state = known(policy, [0.1, 0.2, 0.3, 0.4]).replace(ledger=Ledger(jnp.float32(5), jnp.float32(4)))
     after = policy.forget(state, jnp.array([False, True, False, False]))
     np.testing.assert_allclose(after.alpha, [0.1, 0.9, 0.3, 0.4], rtol=1e-6)
     assert np.asarray(after.seen).tolist() == [True, False, True, True]
-    assert (float(after.spent), float(after.earned)) == (5, 4)
+    assert (float(after.ledger.spent), float(after.ledger.earned)) == (5, 4)
 
 
 def test_guard_by_hand() -> None:
@@ -216,7 +217,9 @@ def test_guard_by_hand() -> None:
     for earned in (0.0, 50.0, 1000.0):
         allowed = 0.1 * earned + 2 * plain
         for factor, drafted, want in ((0.99, 0, "DDDD"), (1.01, 0, "VVVV"), (1.01, 1, "VVVV")):
-            state = known(policy, 1.0).replace(spent=jnp.float32(earned + factor * allowed), earned=jnp.float32(earned))
+            state = known(policy, 1.0).replace(
+                ledger=Ledger(jnp.float32(earned + factor * allowed), jnp.float32(earned))
+            )
             v = view(3, drafted=[drafted] * B)
             got = decide(policy, state, v)
             # Drafts held are worth tokens already, so a draft under way is not cut short.
