@@ -102,7 +102,7 @@ def bars(
                 size = 7 if share > 0.12 else 6
                 axes.annotate(
                     text.format(value), (x, top), (0, 2), textcoords="offset points", ha="center", va="bottom",
-                    fontsize=size, color=INK, rotation=90 if share < 0.14 else 0,
+                    fontsize=size, color=INK, rotation=90 if share < 0.13 else 0,
                 )  # fmt: skip
     axes.set_xticks(range(len(groups)), groups)
     axes.set_xlim(-0.6, len(groups) - 0.4)
