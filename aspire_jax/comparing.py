@@ -233,3 +233,19 @@ def differences(reference: Sequence[Completion], candidate: Sequence[Completion]
         margin = float(max(a.margins[position], b.margins[position])) if position < n else float("inf")
         out.append(Difference(index=a.index, position=position, margin=margin, near_tie=margin < near_tie))
     return out
+
+
+def bit_differences(reference: Sequence[Completion], candidate: Sequence[Completion]) -> list[Difference]:
+    """The answers whose tokens or margins are not equal to the last bit, each from its first such token on."""
+    out = []
+    for a, b in zip(reference, candidate, strict=True):
+        n = min(len(a.token_ids), len(b.token_ids))
+        tokens = np.asarray(a.token_ids[:n]) == np.asarray(b.token_ids[:n])
+        bits = a.margins[:n].view(np.uint32) == b.margins[:n].view(np.uint32)
+        same = tokens & bits
+        if same.all() and len(a.token_ids) == len(b.token_ids):
+            continue
+        position = n if same.all() else int(np.argmin(same))
+        margin = float(max(a.margins[position], b.margins[position])) if position < n else float("inf")
+        out.append(Difference(index=a.index, position=position, margin=margin, near_tie=False))
+    return out

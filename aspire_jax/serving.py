@@ -57,6 +57,7 @@ def stream(
     implementation: str | None = None,
     fit: costs.Fit | None = None,
     progress: ProgressCallback | None = None,
+    reproducible: bool = False,
 ) -> Stream:
     """Completes `prompts` and yields pieces of the answers as they come.
 
@@ -73,13 +74,18 @@ def stream(
       implementation: of attention, "xla" or "pallas" (GPU kernels); None takes the best for the device.
       fit: a cost model's fit to go on with, from an earlier call with the same model.
       progress: called with the report before compiling, after every prefilled chunk and every run of steps.
+      reproducible: logits, not only tokens, are equal to the last bit whatever the method, the slots and the other
+        prompts; slower. See `aspire_jax.reproducible`.
 
     Raises:
       InputError: a prompt that cannot be served; before any work is done.
       ValueError: no such method or option, or an implementation that cannot serve.
     """
     requests = prepare(model, prompts, max_tokens=max_tokens, stop=stop, truncate=truncate, max_length=max_length)
-    engine = engine_for(model, requests, method=method, slots=slots, options=options, implementation=implementation)
+    engine = engine_for(
+        model, requests, method=method, slots=slots, options=options, implementation=implementation,
+        reproducible=reproducible,
+    )  # fmt: skip
     return Stream(model, requests, engine, fit=fit, progress=progress)
 
 

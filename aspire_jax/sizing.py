@@ -25,6 +25,7 @@ def engine_for(
     slots: int = 8,
     options: Mapping[str, Any] | None = None,
     implementation: str | None = None,
+    reproducible: bool = False,
 ) -> Engine:
     """The smallest engine that serves `requests`; sizes are rounded up, so that similar requests share its programs."""
     if int(slots) != slots or slots < 1:
@@ -43,6 +44,7 @@ def engine_for(
         implementation=implementation,
         platform=_platform(model),
         unrolled=isinstance(model.params["layers"], list),
+        reproducible=reproducible,
     )
     _ = engine.plan  # refuses a policy that does not fit the model, before anything is compiled
     return engine

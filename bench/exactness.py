@@ -5,6 +5,9 @@
 Both methods decode the same prefilled prompts. A difference is a near tie where neither method saw the two best logits
 further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defect, and the exit code 1. `aspire-fixed`
 drafts whether it pays or not, which tests more than a scheduler that decodes plainly where drafting cannot pay.
+
+With --reproducible every difference is a defect, also one in the last bit of a margin. There the method prefills for
+itself and decodes in half as many slots, in reverse order, so that slots, neighbours and refills differ too.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from typing import Any
 
 from aspire_jax import load
 from aspire_jax.cli.setup import policy_options, positive, write_json
-from aspire_jax.comparing import compare
+from aspire_jax.comparing import Comparison, bit_differences, compare, follow
 from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
 from aspire_jax.methods import METHODS
 from aspire_jax.request import Prepared, prepare
+from aspire_jax.serving import Stream
+from aspire_jax.sizing import engine_for
 from bench import machine, workloads
 
 
@@ -36,6 +41,7 @@ def main() -> int:
     parser.add_argument("--batch", type=positive, default=8)
     parser.add_argument("--method", default="aspire", choices=sorted(METHODS), help="default: aspire")
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
+    parser.add_argument("--reproducible", action="store_true", help="expect the same bits, in other slots")
     parser.add_argument("--json", metavar="FILE", help="write the results; - for standard output alone")
     args = parser.parse_args()
     try:
@@ -56,7 +62,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     differences: list[dict[str, Any]] = []
     for start in range(0, len(chosen), args.batch):
         group = chosen[start : start + args.batch]
-        found = compare(loaded, group, candidate=args.method, options=options, rounds=1)
+        if args.reproducible:
+            found = _to_the_bit(loaded, group, args.method, options)
+        else:
+            found = compare(loaded, group, candidate=args.method, options=options, rounds=1)
         report = found.candidate_reports[0]
         totals["prompts"] += len(group)
         totals["equal"] += found.exact
@@ -95,6 +104,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         **totals,
         "differences": differences,
     }
+
+
+def _to_the_bit(loaded: Model, group: list[Prepared], method: str, options: dict[str, Any]) -> Comparison:
+    """Plain decoding of all prompts at a time against `method`, half as many at a time and the last prompt first."""
+    n = len(group)
+    plain = engine_for(loaded, group, method="autoregressive", slots=n, reproducible=True)
+    other = engine_for(loaded, group, method=method, slots=(n + 1) // 2, options=options, reproducible=True)
+    runs = follow(Stream(loaded, group, plain)), follow(Stream(loaded, group[::-1], other))
+    return Comparison(
+        reference=runs[0].answers,
+        candidate=runs[1].answers,
+        reference_reports=[runs[0].report],
+        candidate_reports=[runs[1].report],
+        differences=bit_differences(runs[0].answers, runs[1].answers),
+    )
 
 
 def _choose(loaded: Model, args: argparse.Namespace) -> list[Prepared]:

@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-length", type=setup.positive, metavar="S", help="prompt and answer, below the model's")
     parser.add_argument("--dtype", choices=setup.DTYPES, help="default: the model's")
     parser.add_argument("--truncate", action="store_true", help="cut the middle out of prompts that are too long")
+    parser.add_argument(
+        "--reproducible", action="store_true", help="logits equal to the last bit for all methods; slower"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     parser.add_argument("--overwrite", action="store_true", help="replace the output, discard an interrupted run")
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but the answer and errors")
@@ -87,6 +90,7 @@ def _file(args: argparse.Namespace) -> int:
     model = _load(args)
     prepared = request.prepare(model, requests, places=places, **_limits(args))
     settings = {"input": digest, "model": _identity(model), "method": args.method, "options": options, **_limits(args)}
+    settings["reproducible"] = args.reproducible
     journal = Journal(args.output, ids, settings)
     journal.check(resume=args.resume, overwrite=args.overwrite)
     if journal.complete:
@@ -164,7 +168,9 @@ def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], op
     from aspire_jax.sizing import engine_for
 
     try:
-        engine = engine_for(model, prepared, method=args.method, slots=args.slots, options=options)
+        engine = engine_for(
+            model, prepared, method=args.method, slots=args.slots, options=options, reproducible=args.reproducible
+        )
     except ValueError as error:
         raise InputError(f"--policy {error}") from error
     return Stream(model, prepared, engine)
@@ -178,7 +184,8 @@ def _identity(model: Model) -> str:
 
 
 def _about(args: argparse.Namespace, model: Model, options: dict[str, Any]) -> dict[str, Any]:
-    return {"model": model.name, "dtype": model.dtype, "method": args.method, "options": options, **_limits(args)}
+    about = {"model": model.name, "dtype": model.dtype, "method": args.method, "options": options, **_limits(args)}
+    return {**about, "reproducible": args.reproducible}
 
 
 def _figures(report: Report | None) -> dict[str, Any]:
