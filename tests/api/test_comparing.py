@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aspire_jax.comparing import NEAR_TIE, compare, differences, in_turns
+from aspire_jax.comparing import NEAR_TIE, bit_differences, compare, differences, in_turns
 from aspire_jax.request import Request, prepare
 from aspire_jax.results import Completion, Stats
 from aspire_jax.sizing import engine_for
@@ -77,3 +77,17 @@ def test_differences_keep_the_index():
     same = answer([1], [1.0])
     (d,) = differences([same, dataclasses.replace(same, index=4)], [same, other], 1e-3)
     assert d.index == 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "margins", "position"),
+    [
+        ([1, 2, 3], [1.0, 1e-4, 1.0], None),
+        ([1, 5, 3], [1.0, 1e-4, 1.0], 1),
+        ([1, 2, 3], [1.0, 1e-4, np.nextafter(np.float32(1), np.float32(2))], 2),  # the same tokens, another last bit
+        ([1, 2], [1.0, 1e-4], 2),
+    ],
+)
+def test_bit_differences(tokens, margins, position):
+    found = bit_differences([answer([1, 2, 3], [1.0, 1e-4, 1.0])], [answer(tokens, margins)])
+    assert [(d.position, d.near_tie) for d in found] == ([] if position is None else [(position, False)])

@@ -47,6 +47,17 @@ def test_answers_do_not_depend_on_the_neighbours(model, prompts, plain):
     assert [c.token_ids for c in alone] == [c.token_ids for c in plain[:3]]
 
 
+def test_reproducible_answers_are_equal_to_the_last_bit(model, prompts, plain):
+    """In other slots, beside other prompts, with drafts or without."""
+    alone = generate(model, forever(prompts[:4]), "autoregressive", slots=1, reproducible=True)
+    drafted = generate(model, forever(prompts[3::-1]), slots=3, reproducible=True)[::-1]
+    assert [c.token_ids for c in alone] == [c.token_ids for c in plain[:4]]
+    assert sum(c.stats.accepted for c in drafted) > 0
+    for a, b in zip(alone, drafted, strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.margins.tobytes() == b.margins.tobytes()
+
+
 def test_margins_and_statistics_fit_the_tokens(model, prompts, plain):
     for a, b in zip(plain, generate(model, forever(prompts)), strict=True):
         assert a.margins.shape == b.margins.shape == (40,) and (b.margins > 0).all()
