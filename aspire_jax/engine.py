@@ -75,6 +75,8 @@ class Engine:
             raise ValueError(f"capacity: {self.capacity}, expected whole blocks of {self.block} tokens (reproducible)")
         if self.implementation not in ("xla", "pallas"):
             raise ValueError(f"implementation: {self.implementation!r}, expected 'xla' or 'pallas'")
+        if self.implementation == "pallas" and self.reproducible:
+            raise ValueError("implementation: 'pallas', expected 'xla' where reproducible")
         if self.implementation == "pallas" and self.unrolled:
             raise ValueError(
                 "unrolled: True, expected False with implementation 'pallas' (kernels take a stacked cache)"

@@ -102,6 +102,10 @@ def page_mass(weights: jax.Array, heads: str, page_size: int) -> jax.Array:
     return jnp.mean(pages, axis=1)
 
 
+_New = tuple[jax.Array, jax.Array, jax.Array]
+_Pages = tuple[jax.Array, jax.Array]
+
+
 class _Attention:
     """Attention of one step: what is the same for all layers is computed once, here."""
 
@@ -169,25 +173,31 @@ class _Attention:
         self, q: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array, with_drafts: bool
     ) -> tuple[Partial, Partial]:
         """Packed rows over their whole committed context, and over new tokens. q: [T, Hkv, G, D]; k, v: [T, Hkv, D]."""
-        b, e, s = self.batch, self.engine, self.state.slots
+        b, e = self.batch, self.engine
         tiles = self.tiles[int(with_drafts)]
         index = b.first[tiles.row] + tiles.first
         index = jnp.clip(index[:, None] + jnp.arange(e.tile, dtype=jnp.int32)[None], 0, q.shape[0] - 1)
         pages_k, pages_v = kv.leaf(self.cache.k, layer), kv.leaf(self.cache.v, layer)
-        if e.reproducible:
-            new = exact.new_tokens(k, v, b.first, jnp.where(b.drafting, 0, b.queries), e.d_max + 1)
-            part, pages_k, pages_v = exact.over_tiles(
-                q[index], pages_k, pages_v, new, s.table, tiles, e.block, e.consecutive
-            )
-            near = nothing(q)  # the tiles have seen the new tokens
-        else:
-            part, pages_k, pages_v = xla.over_tiles(q[index], pages_k, pages_v, s.table, tiles, e.block, e.consecutive)
-            near = xla.over_new(q, k, v, self.new_seen)
+        new = (q, k, v)
+        part, near, (pages_k, pages_v) = self.over_tiles(q[index], new, (pages_k, pages_v), tiles)
         if isinstance(layer, int):
             cache = self.cache
             self.cache = kv.KVCache(kv.replaced(cache.k, layer, pages_k), kv.replaced(cache.v, layer, pages_v))
         of_token = jnp.minimum(tiles.of_row[b.row] + b.query // e.tile, tiles.row.shape[0] - 1)
         return Partial(*(x[of_token, b.query % e.tile] for x in part)), near
+
+    def over_tiles(self, q: jax.Array, new: _New, pages: _Pages, tiles: xla.Tiles) -> tuple[Partial, Partial, _Pages]:
+        """Tiles of queries `q` [N, tile, Hkv, G, D] over the cache, and all queries over the keys it does not hold.
+
+        Args:
+          new: queries, keys and values of the packed tokens; pages: one layer's keys and values.
+
+        Returns:
+          Partials over [N, tile, Hkv, G] and over [T, Hkv, G], and the pages (see `xla.over_tiles`).
+        """
+        e, (k, v) = self.engine, pages
+        far, k, v = xla.over_tiles(q, k, v, self.state.slots.table, tiles, e.block, e.consecutive)
+        return far, xla.over_new(*new, self.new_seen), (k, v)
 
     def attend(
         self,
@@ -256,14 +266,31 @@ class _Attention:
         return page_mass(weights, self.engine.plan.heads, size), missed
 
 
+class _ReproducibleAttention(_Attention):
+    """Every step is packed, and a query meets committed and new tokens in the same blocks."""
+
+    def over_tiles(self, q: jax.Array, new: _New, pages: _Pages, tiles: xla.Tiles) -> tuple[Partial, Partial, _Pages]:
+        e, b = self.engine, self.batch
+        queries, new_k, new_v = new
+        own = exact.new_tokens(new_k, new_v, b.first, jnp.where(b.drafting, 0, b.queries), e.d_max + 1)
+        k, v = pages
+        far, k, v = exact.over_tiles(q, k, v, own, self.state.slots.table, tiles, e.block, e.consecutive)
+        return far, nothing(queries), (k, v)
+
+
 # How attention is computed. Each is made for one step and has `cache`, `attend` and `measure`.
-_ATTENTION: dict[str, type[_Attention] | type[PallasAttention]] = {"xla": _Attention, "pallas": PallasAttention}
+_ATTENTION: dict[str, type[_Attention] | type[PallasAttention]] = {
+    "xla": _Attention,
+    "pallas": PallasAttention,
+    "reproducible": _ReproducibleAttention,
+}
 
 
 def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: Shape) -> Forward:
     """Runs the packed tokens through all layers."""
     c, plan = engine.config, engine.plan
-    attention = _ATTENTION[engine.implementation](engine, state, batch, shape)
+    how = "reproducible" if engine.reproducible else engine.implementation
+    attention = _ATTENTION[how](engine, state, batch, shape)
     acting = batch.queries > 0
     drafts, verifies = acting & batch.drafting, acting & ~batch.drafting
     measured: set[int] = set()

@@ -30,10 +30,10 @@ class New(NamedTuple):
     number: jax.Array
 
 
-def new_tokens(k: jax.Array, v: jax.Array, first: jax.Array, count: jax.Array, most: int) -> New:
-    """Packed tokens' `k`, `v` [T, Hkv, D] row by row: `count` [B] tokens from `first` [B] on, `most` at most."""
+def new_tokens(k: jax.Array, v: jax.Array, first: jax.Array, number: jax.Array, most: int) -> New:
+    """Packed tokens' `k`, `v` [T, Hkv, D] row by row: `number` [B] tokens from `first` [B] on, `most` at most."""
     index = jnp.minimum(first[:, None] + jnp.arange(most, dtype=jnp.int32)[None], k.shape[0] - 1)
-    return New(k[index], v[index], count)
+    return New(k[index], v[index], number)
 
 
 def over_tiles(

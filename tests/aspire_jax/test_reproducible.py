@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from aspire_jax import engine as eng
-from aspire_jax import model, prefill, reproducible, step
+from aspire_jax import methods, model, prefill, reproducible, step
 from aspire_jax.attention.softmax import attend
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import RefreshContext
@@ -164,3 +164,13 @@ def test_attention_treats_its_queries_alike(heads: int, group: int, dim: int) ->
 def test_capacity_is_whole_blocks() -> None:
     with pytest.raises(ValueError, match=r"capacity: 1000, expected whole blocks of 512 tokens \(reproducible\)"):
         plain(LLAMA, capacity=1000)
+
+
+def test_kernels_are_refused() -> None:
+    """They sum new tokens apart from committed ones."""
+    with pytest.raises(ValueError, match="implementation: 'pallas', expected 'xla' where reproducible"):
+        plain(LLAMA, implementation="pallas", unrolled=False)
+    with pytest.raises(ValueError, match=r"cannot serve this engine: .*\(reproducible\)"):
+        methods.configure(LLAMA, batch=1, capacity=9, max_new=2, implementation="pallas", reproducible=True)
+    engine = methods.configure(LLAMA, batch=1, capacity=600, max_new=2, platform="gpu", reproducible=True)
+    assert (engine.implementation, engine.capacity, engine.block) == ("xla", 1024, 512)

@@ -37,6 +37,14 @@ def test_a_file_of_prompts(aspire, folder, model, tmp_path):
         assert set(line["stats"]) == {"steps", "drafted", "accepted", "verifications", "mean_accepted_length"}
 
 
+def test_reproducible(aspire, folder, tmp_path):
+    source, file = prompts(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    given = ("generate", "-m", folder, "-i", source, "-o", file, *SMALL, "--quiet")
+    done = aspire(*given, "--reproducible", "--json", tmp_path / "figures")
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "figures").read_text())["reproducible"] is True
+
+
 def test_fields_of_a_line(aspire, folder, tmp_path):
     source = write_lines(
         tmp_path / "in.jsonl",

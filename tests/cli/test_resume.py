@@ -128,6 +128,7 @@ def test_another_runs_lines_are_not_mixed_in(aspire, command, whole, folder, tmp
     for change, message in (
         (("--max-tokens", "41"), "max_tokens: 41, expected 40 as in the interrupted run"),
         (("--method", "autoregressive"), "method"),
+        (("--reproducible",), "reproducible: true, expected false as in the interrupted run"),
         (("--policy", "rho=0.5"), "options"),
         (("--stop", "x"), 'stop: ["x"], expected [] as'),
     ):
