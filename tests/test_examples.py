@@ -31,9 +31,14 @@ def test_runs(script, folder):
 
 
 def test_there_is_one_for_each_way_in():
-    assert [path.stem for path in SCRIPTS] == ["batch_file", "generate", "pure_layer", "streaming"]
+    assert [path.stem for path in SCRIPTS] == ["batch_file", "generate", "own_policy", "pure_layer", "streaming"]
 
 
 def test_the_first_is_ten_lines():
     text = (REPO / "examples" / "generate.py").read_text(encoding="utf-8").split('"""')[2]
     assert len([line for line in text.splitlines() if line.strip()]) <= 10
+
+
+def test_a_policy_of_ones_own_takes_less_than_forty_lines():
+    text = (REPO / "examples" / "own_policy.py").read_text(encoding="utf-8").split('"""')[2]
+    assert len([line for line in text.splitlines() if line.strip()]) < 40

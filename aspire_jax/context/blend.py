@@ -97,17 +97,27 @@ class BlendContext:
         return BlendMass(mass)
 
     def select(self, state: BlendMass, lengths: jax.Array, room: Room) -> jax.Array:
-        mass, capacity = state.mass, self.capacity(room)
-        size = room.page_size
         share = jnp.ceil(np.float32(self.rho) * lengths.astype(jnp.float32)).astype(jnp.int32)
-        budget = jnp.minimum(pages_of(jnp.maximum(share, self.least), size), capacity)
-        recent = jnp.ceil(np.float32(self.window) * budget.astype(jnp.float32)).astype(jnp.int32)
-        # What the last verification committed has no scores of its own yet: up to d_max + 1 tokens, on this many pages.
+        tokens = jnp.maximum(share, self.least)
+        own, window = jnp.float32(self.own), jnp.float32(self.window)
+        return self.choose(state.mass, lengths, room, tokens, own, window)
+
+    def choose(
+        self, mass: jax.Array, lengths: jax.Array, room: Room, tokens: jax.Array, own: jax.Array, window: jax.Array
+    ) -> jax.Array:
+        """The selection for a budget of `tokens` [B] and shares `own` and `window` (scalars) in place of the fields.
+
+        As arrays, so that a search over them compiles once.
+        """
+        capacity = self.capacity(room)
+        budget = jnp.minimum(pages_of(tokens, room.page_size), capacity)
+        recent = jnp.ceil(window * budget.astype(jnp.float32)).astype(jnp.int32)
+        # What the last verification committed has no scores of its own yet: d_max + 1 tokens, on this many pages.
         recent = jnp.maximum(recent, room.pages_for(room.d_max) + 1)
         recent = jnp.clip(recent, 1, jnp.maximum(budget - room.pages_for(self.sinks), 1))
         inside, first = always(lengths, room, self.sinks, recent)
         free = jnp.maximum(budget - jnp.sum(first, axis=1, dtype=jnp.int32), 0)
-        by_own = budget - free + jnp.round(np.float32(self.own) * free.astype(jnp.float32)).astype(jnp.int32)
+        by_own = budget - free + jnp.round(own * free.astype(jnp.float32)).astype(jnp.int32)
 
         def spread(x: jax.Array) -> jax.Array:
             """[B, ...] along layers, and along KV heads where the scores have them."""
@@ -116,14 +126,10 @@ class BlendContext:
             return jnp.broadcast_to(x, (*mass.shape[: 2 + extra], *x.shape[2 + extra :]))
 
         inside, first, budget, by_own = (spread(x) for x in (inside, first, budget, by_own))
-        if self.own > 0:
-            chosen = top_pages(mass, inside, first, by_own, capacity)
-            if self.own == 1:
-                return chosen
-            first = _mask(chosen, room.pages)
         layers = self.layers or (2 * mass.shape[0] // 3,)
         source = np.asarray(layers)[list(serving(layers, mass.shape[0]))]
-        return top_pages(mass[source], inside, first, budget, capacity)
+        chosen = _mask(top_pages(mass, inside, first, by_own, capacity), room.pages)
+        return top_pages(mass[source], inside, chosen, budget, capacity)
 
     def forget(self, state: BlendMass, rows: jax.Array) -> BlendMass:
         gone = rows.reshape(1, -1, *(1,) * (state.mass.ndim - 2))
