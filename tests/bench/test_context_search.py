@@ -112,7 +112,13 @@ def test_markdown_names_the_best_and_the_ratio() -> None:
     results = context_search_report.plain(
         {
             "command": "python -m bench.context_search",
-            **{"drafts": 16, "context": 7000, "seed": 0, "max_tokens": 96, "minutes": 3.2, "prompts": 8, "budget": 512},
+            "drafts": 16,
+            "context": 7000,
+            "seed": 0,
+            "max_tokens": 96,
+            "minutes": 3.2,
+            "prompts": 8,
+            "budget": 512,
             "search": {"baselines": [{"name": "vegas", **found}], "tried": tried, "best": best},
             "report": {"rows": rows, "answers_that_differ": 0},
         }
