@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aspire_jax.loading import Model, load
     from aspire_jax.methods import METHODS, Method
     from aspire_jax.request import Request
-    from aspire_jax.results import Chunk, Completion, Report, Stats
+    from aspire_jax.results import Chunk, Completion, Report, Stats, TokenLogprob
     from aspire_jax.serving import Stream, generate, stream
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "RopeConfig",
     "Stats",
     "Stream",
+    "TokenLogprob",
     "generate",
     "load",
     "pure",
@@ -56,6 +57,7 @@ _HOME = {
     "RopeConfig": "config",
     "Stats": "results",
     "Stream": "serving",
+    "TokenLogprob": "results",
     "generate": "serving",
     "load": "loading",
     "stream": "serving",

@@ -23,6 +23,7 @@ from aspire_jax.cache import KVCache
 from aspire_jax.costs import TERMS, CostModel
 from aspire_jax.engine import Engine, State
 from aspire_jax.params import Params
+from aspire_jax.sampling import rows as sampling_rows
 
 
 def compiler_options(engine: Engine) -> dict[str, bool]:
@@ -82,6 +83,9 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
     cost = CostModel(at_home(jax.ShapeDtypeStruct((TERMS,), jnp.float32)))
     state = jax.tree.map(at_home, jax.eval_shape(functools.partial(engine_lib.init, engine), cost))
     number = ints()
+    support, settings = engine.sampling, None
+    if support is not None:
+        settings = jax.eval_shape(lambda: sampling_rows.greedy(support, engine.config.vocab_size))
     jits = {
         "init": jax.jit(engine_lib.init, static_argnums=0).lower(engine, cost),
         "blank": jax.jit(_without_cache, static_argnums=0).lower(engine, cost),
@@ -89,7 +93,7 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
             engine, params, state, number, ints(chunk), number, number
         ),
         "admit": jax.jit(prefill_lib.admit, static_argnums=0, donate_argnums=1).lower(
-            engine, state, number, number, number, number, ints(engine.max_stop)
+            engine, state, number, number, number, number, ints(engine.max_stop), settings
         ),
         "run": jax.jit(step_lib.run, static_argnums=0, donate_argnums=2).lower(engine, params, state, number, number),
     }

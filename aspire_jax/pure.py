@@ -7,6 +7,9 @@
     state = pure.observe_prompt(engine, params, state, slot, tokens, count)     where engine.plan.prompt_window is not 0
     state = pure.run(engine, params, state, max_steps, until_finished)          or pure.step, one at a time
 
+Sampling: `configure(..., sampling=Support())`, and `settings(support, SamplingParams(...), prompt, vocabulary)` as the
+last argument of `admit`.
+
 `engine` is static (hashable); donate `state`, so that the cache is updated in place. `params` are unstacked, as
 `aspire_jax.load` and `unstack` give them. What the steps emitted is in `state.slots`.
 """
@@ -19,6 +22,8 @@ from aspire_jax.methods import METHODS, Method, configure
 from aspire_jax.observation import observe_prompt, window_of
 from aspire_jax.params import unstack
 from aspire_jax.prefill import admit, chunks, prefill
+from aspire_jax.sampling.params import SamplingParams, settings
+from aspire_jax.sampling.rows import Settings, Support
 from aspire_jax.step import run, step
 
 __all__ = [
@@ -30,8 +35,11 @@ __all__ = [
     "Engine",
     "Fit",
     "Method",
+    "SamplingParams",
+    "Settings",
     "Slots",
     "State",
+    "Support",
     "admit",
     "chunks",
     "configure",
@@ -40,6 +48,7 @@ __all__ = [
     "prefill",
     "roofline",
     "run",
+    "settings",
     "step",
     "unstack",
     "window_of",

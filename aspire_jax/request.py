@@ -6,30 +6,18 @@ Every refusal is one line: where it is, the field, its value, what was expected.
 from __future__ import annotations
 
 import dataclasses
-import json
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from aspire_jax.checks import check as _check
+from aspire_jax.checks import encodable as _encodable
+from aspire_jax.checks import refuse as _refuse
+from aspire_jax.checks import whole as _whole
 from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
-
-# Decoding is greedy. At temperature 0 these change nothing, so that any value of theirs can be served ...
-_WITHOUT_EFFECT = ("top_p", "top_k", "min_p", "seed")
-# ... and these would change the result, so that only the value that asks for nothing is.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "temperature": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False, 0),
-    "min_tokens": (0,),
-    "n": (1,),
-    "best_of": (1,),
-}
+from aspire_jax.sampling.params import SAMPLING, SEEDS, SamplingParams, checked, fresh_seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +35,17 @@ class Request:
       ignore_eos: go on after the model's end tokens.
       truncate: cut a prompt that leaves less room than max_tokens; None takes the call's. The middle is dropped,
         equal parts of beginning and end stay. Half of the model's length is kept even where max_tokens asks for more.
-      sampling: further sampling fields by name ("temperature": 0, ...); one that greedy decoding cannot serve is
-        refused.
+      temperature: 0 for greedy decoding, 0.01 to 100. This and the following fields take the call's where None, and
+        `aspire_jax.sampling` says what each of them does, and in which order.
+      top_k: tokens to draw from, 0 for all.
+      top_p: share of the probability to draw from, above 0, at most 1.
+      min_p: least probability, relative to the best token's, 0 to 1.
+      repetition_penalty: 0.01 to 100, 1 for none. presence_penalty, frequency_penalty: -2 to 2, 0 for none.
+      logit_bias: what to add to tokens' logits, by token id: -100 to 100.
+      min_tokens: tokens before which neither a stop token nor a stop string ends the completion.
+      logprobs: report each token's log-probability, and those of so many most probable tokens: 0 to 20 (true is 0).
+      seed: 0 to 2^63 - 1. The same seed gives the same text.
+      n: completions of this prompt, 1 to 128; completion i has the seed `seed` + i.
     """
 
     prompt: str | None = None
@@ -60,11 +57,21 @@ class Request:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     truncate: bool | None = None
-    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[Any, float] | None = None
+    min_tokens: int | None = None
+    logprobs: int | bool | None = None
+    seed: int | None = None
+    n: int | None = None
 
 
-FIELDS = tuple(f.name for f in dataclasses.fields(Request) if f.name != "sampling")
-SAMPLING = ("temperature", *_WITHOUT_EFFECT, *(name for name in _NEUTRAL if name != "temperature"))
+FIELDS = tuple(f.name for f in dataclasses.fields(Request))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,18 +79,21 @@ class Prepared:
     """A request that can be served: checked, tokenised, its limits settled.
 
     Attributes:
-      index: its place; id: the request's, or `index`.
+      index: its place; id: the request's, or `index`; choice: which of its completions this is.
       tokens: the prompt [n] int32, n >= 1.
       max_new: tokens it may emit; less than asked for where the model's length ends earlier.
       stop, stop_ids: strings and tokens that end it.
+      sampling: its parameters; the seed is settled unless decoding is greedy.
     """
 
     index: int
     id: str | int
+    choice: int
     tokens: np.ndarray
     max_new: int
     stop: tuple[str, ...]
     stop_ids: tuple[int, ...]
+    sampling: SamplingParams
 
 
 def as_request(prompt: Any, where: str) -> Request:
@@ -106,17 +116,15 @@ def as_request(prompt: Any, where: str) -> Request:
 
 
 def from_mapping(fields: Mapping[str, Any], where: str) -> Request:
-    """A request from a mapping of field names to JSON values; sampling fields stand beside the others.
+    """A request from a mapping of field names to JSON values.
 
     Raises:
       InputError: an unknown field.
     """
     for name in fields:
-        if name not in FIELDS and name not in SAMPLING:
-            raise _refuse(where, name, fields[name], f"one of the fields {', '.join((*FIELDS, *SAMPLING))}")
-    sampling = {k: v for k, v in fields.items() if k in SAMPLING}
-    # JSON's null stands for "not given".
-    return Request(sampling=sampling, **{k: v for k, v in fields.items() if k in FIELDS and v is not None})
+        if name not in FIELDS:
+            raise _refuse(where, name, fields[name], f"one of the fields {', '.join(FIELDS)}")
+    return Request(**{k: v for k, v in fields.items() if v is not None})  # JSON's null stands for "not given"
 
 
 def prepare(
@@ -128,14 +136,19 @@ def prepare(
     truncate: bool = False,
     max_length: int | None = None,
     places: Sequence[str] | None = None,
+    sampling: Mapping[str, Any] | None = None,
 ) -> list[Prepared]:
     """Checks and tokenises all prompts; nothing is computed before all of them can be served.
+
+    A request for several completions becomes as many prepared ones. Where a request has no seed, its completions are
+    numbered on from the call's seed (or a fresh one) by the number of completions before them.
 
     Args:
       prompts: strings, lists of token ids, lists of messages, or requests.
       max_tokens, stop, truncate: for requests that do not say.
       max_length: tokens of prompt and completion together at most, where less than the model's.
       places: what error messages call each prompt ("in.jsonl:3"); "request ID" otherwise.
+      sampling: fields of `SamplingFields`, for requests that do not say.
 
     Raises:
       InputError: names the prompt, the field, the value and what was expected.
@@ -147,6 +160,10 @@ def prepare(
         _check(_whole(max_length) and 2 <= max_length <= longest, "call", "max_length", max_length, f"2 to {longest}")
         longest = max_length
     _check(_whole(max_tokens) and max_tokens >= 1, "call", "max_tokens", max_tokens, "a whole number of at least 1")
+    vocabulary = model.config.vocab_size
+    general = {**dict.fromkeys(SAMPLING), **(sampling or {})}
+    base = checked({**general, "n": None}, "call", vocabulary).seed
+    base = fresh_seed() if base is None else base
     done: list[Prepared] = []
     seen: dict[tuple[type, str | int], str] = {}
     for index, prompt in enumerate(prompts):
@@ -159,25 +176,34 @@ def prepare(
         key = (type(name), name)
         _check(key not in seen, where, "id", name, f"an id of its own ({seen.get(key)} has it too)")
         seen[key] = where
+        own = {name: getattr(request, name) for name in SAMPLING}
+        params = checked({k: general[k] if v is None else v for k, v in own.items()}, where, vocabulary)
         defaults = dataclasses.replace(
             request,
             max_tokens=max_tokens if request.max_tokens is None else request.max_tokens,
             stop=stop if request.stop is None else request.stop,
             truncate=truncate if request.truncate is None else request.truncate,
         )
-        done.append(_prepare(model, defaults, index, name, longest, where))
+        prepared = _prepare(model, defaults, params, index, name, longest, where)
+        first = base + len(done) if request.seed is None else int(request.seed)
+        for choice in range(params.n):
+            seed = None if params.greedy else (first + choice) % SEEDS
+            done.append(dataclasses.replace(prepared, choice=choice, sampling=dataclasses.replace(params, seed=seed)))
     if not done:
         raise InputError("prompts: an empty list, expected at least one prompt")
     return done
 
 
-def _prepare(model: Model, r: Request, index: int, name: str | int, longest: int, where: str) -> Prepared:
+def _prepare(
+    model: Model, r: Request, sampling: SamplingParams, index: int, name: str | int, longest: int, where: str
+) -> Prepared:
     for field in ("ignore_eos", "truncate"):
         _check(isinstance(getattr(r, field), bool), where, field, getattr(r, field), "true or false")
     assert r.max_tokens is not None
     good = _whole(r.max_tokens) and r.max_tokens >= 1
     _check(good, where, "max_tokens", r.max_tokens, "a whole number of at least 1")
-    _check_sampling(r.sampling, where)
+    least = sampling.min_tokens
+    _check(least <= r.max_tokens, where, "min_tokens", least, f"no more than max_tokens, {r.max_tokens}")
     stop = (r.stop,) if isinstance(r.stop, str) else r.stop
     _check(_are_texts(stop), where, "stop", r.stop, "a string or a list of strings, none of them empty")
     assert stop is not None
@@ -196,10 +222,12 @@ def _prepare(model: Model, r: Request, index: int, name: str | int, longest: int
     return Prepared(
         index=index,
         id=name,
+        choice=0,
         tokens=np.asarray(tokens, np.int32),
         max_new=min(r.max_tokens, longest - len(tokens)),
         stop=tuple(stop),
         stop_ids=tuple(dict.fromkeys(ends)),
+        sampling=sampling,
     )
 
 
@@ -238,21 +266,6 @@ def _tokenise(model: Model, r: Request, where: str) -> list[int]:
     return tokens
 
 
-def _check_sampling(fields: Mapping[str, Any], where: str) -> None:
-    for name, value in fields.items():
-        if value is None:
-            continue
-        if name in _WITHOUT_EFFECT:
-            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            _check(number, where, name, value, "a number (of no effect at temperature 0)")
-        elif name in _NEUTRAL:
-            same = any(type(value) is type(n) or (_whole(n) and isinstance(value, float)) for n in _NEUTRAL[name])
-            what = f"{json.dumps(_NEUTRAL[name][0])}: decoding is greedy, nothing else is supported yet"
-            _check(same and value in _NEUTRAL[name], where, name, value, what)
-        else:
-            raise _refuse(where, name, value, f"one of the sampling fields {', '.join(SAMPLING)}")
-
-
 def _are_texts(values: Any) -> bool:
     return isinstance(values, Sequence) and all(isinstance(v, str) and v and _encodable(v) for v in values)
 
@@ -274,27 +287,3 @@ def _are_messages(values: Any) -> bool:
         if not all(_encodable(value) for value in message.values() if isinstance(value, str)):
             return False
     return True
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _encodable(text: str) -> bool:
-    """JSON can spell half a surrogate pair, which is no text."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _check(good: bool, where: str, field: str, value: Any, expected: str) -> None:
-    if not good:
-        raise _refuse(where, field, value, expected)
-
-
-def _refuse(where: str, field: str, value: Any, expected: str) -> InputError:
-    shown = json.dumps(value, default=repr)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    return InputError(f"{where}: {field}: {shown}, expected {expected}")

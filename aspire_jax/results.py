@@ -41,25 +41,50 @@ class Stats:
         return ratio(self.emitted, self.verifications)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """A token's natural log-probability under the model's raw logits.
+
+    Attributes:
+      token_id, logprob: the token that was emitted.
+      best: the most probable tokens in its place and their log-probabilities, best first, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    best: tuple[tuple[int, float], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        best = [{"token_id": token, "logprob": value} for token, value in self.best]
+        return {"token_id": self.token_id, "logprob": self.logprob, "best": best}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
-    """One request's answer.
+    """One request's answer, or one of them.
 
     Attributes:
       id: the request's own, or its number.
       index: its place among the prompts given.
+      choice: which of the request's completions it is, from 0.
+      seed: what it was drawn with, so that it can be drawn again; None where decoding was greedy.
       text: the answer, without the stop string or the stop token that ended it.
       token_ids: the answer's tokens, with the stop token where one ended it, and up to the token that completed the
         stop string where one did.
       finish_reason: "stop", or "length" for max_tokens or the model's maximum length.
       prompt_tokens: tokens of the prompt (after truncation, where asked for).
       stats: what the engine did for it.
-      margins: [len(token_ids)] float32, how far each token's logit lay above the second best.
+      margins: [len(token_ids)] float32, how far each token's logit lay above the second best; of a sampled token, how
+        much logits must change for it to be another (see `aspire_jax.sampling`; inf under `rejection`).
+      logprobs: of each token, where the request asked for them.
       rounds: [stats.verifications, 2] int, drafts held and tokens emitted by each verification, in order.
     """
 
     id: str | int
     index: int
+    choice: int = 0
+    seed: int | None = None
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
@@ -67,6 +92,7 @@ class Completion:
     stats: Stats
     margins: np.ndarray
     rounds: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2), int))
+    logprobs: list[TokenLogprob] | None = None
 
     @property
     def usage(self) -> dict[str, int]:
@@ -76,12 +102,16 @@ class Completion:
     def as_dict(self) -> dict[str, Any]:
         """What the command line writes for it."""
         s = self.stats
+        logprobs = {} if self.logprobs is None else {"logprobs": [token.as_dict() for token in self.logprobs]}
         return {
             "id": self.id,
+            "choice": self.choice,
+            "seed": self.seed,
             "text": self.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "usage": self.usage,
+            **logprobs,
             "stats": {
                 "steps": s.steps,
                 "drafted": s.drafted,
@@ -97,7 +127,7 @@ class Chunk:
     """A piece of an answer. The pieces of a request concatenate to its completion.
 
     Attributes:
-      id, index: the request's.
+      id, index: the request's; choice: which of its completions this belongs to.
       text: new text, perhaps empty: characters that are not whole yet, or that may begin a stop string, wait.
       token_ids: new tokens.
       completion: the whole answer with the request's last piece, None before.
@@ -107,6 +137,7 @@ class Chunk:
     index: int
     text: str
     token_ids: list[int]
+    choice: int = 0
     completion: Completion | None = None
 
 
@@ -116,7 +147,7 @@ class Report:
 
     Attributes:
       stage: "compile", "prefill" or "decode", whichever goes on.
-      requests, finished: how many there are, and have finished.
+      requests, finished: completions asked for (a request may ask for several), and finished.
       prompt_tokens: tokens to prefill; prefilled: those done.
       completion_tokens: tokens of the completions so far; planned_tokens: most that may come.
       steps: steps of the batch.

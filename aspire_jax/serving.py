@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import jax
 import numpy as np
@@ -25,7 +25,10 @@ from aspire_jax.observation import window_of
 from aspire_jax.prefill import chunks
 from aspire_jax.programs import Programs, compiled
 from aspire_jax.request import Prepared, prepare
-from aspire_jax.results import Chunk, Completion, Report, Stats
+from aspire_jax.results import Chunk, Completion, Report, Stats, TokenLogprob
+from aspire_jax.sampling import params as sampling_params
+from aspire_jax.sampling.params import SamplingFields
+from aspire_jax.sampling.rows import Acceptance
 from aspire_jax.sizing import engine_for, machine_prior
 from aspire_jax.transcript import Transcript
 
@@ -58,10 +61,13 @@ def stream(
     fit: costs.Fit | None = None,
     progress: ProgressCallback | None = None,
     reproducible: bool = False,
+    acceptance: Acceptance = "coupled",
+    **sampling: Unpack[SamplingFields],
 ) -> Stream:
     """Completes `prompts` and yields pieces of the answers as they come.
 
-    Greedy decoding: whatever the method and the number of slots, the tokens are those of plain decoding.
+    Whatever the method and the number of slots, the tokens are those of plain decoding: the most probable ones at
+    temperature 0, the default, and those of the request's seed otherwise (unless `acceptance` is "rejection").
 
     Args:
       prompts: strings, lists of token ids, lists of messages, or `Request`s.
@@ -76,16 +82,33 @@ def stream(
       progress: called with the report before compiling, after every prefilled chunk and every run of steps.
       reproducible: logits, not only tokens, are equal to the last bit whatever the method, the slots and the other
         prompts; slower. See `aspire_jax.reproducible`.
+      acceptance: how drafts of sampled requests are accepted: "coupled" or "rejection", see `aspire_jax.sampling`.
+      **sampling: `temperature`, `top_p`, `seed`, ...: sampling fields of requests that do not say; see `Request`.
+        Requests without a seed are numbered on from the call's, or from a fresh one; each completion has its own.
 
     Raises:
       InputError: a prompt that cannot be served; before any work is done.
       ValueError: no such method or option, or an implementation that cannot serve.
     """
-    requests = prepare(model, prompts, max_tokens=max_tokens, stop=stop, truncate=truncate, max_length=max_length)
+    requests = prepare(
+        model,
+        prompts,
+        max_tokens=max_tokens,
+        stop=stop,
+        truncate=truncate,
+        max_length=max_length,
+        sampling=dict(sampling),
+    )
     engine = engine_for(
-        model, requests, method=method, slots=slots, options=options, implementation=implementation,
+        model,
+        requests,
+        method=method,
+        slots=slots,
+        options=options,
+        implementation=implementation,
         reproducible=reproducible,
-    )  # fmt: skip
+        acceptance=acceptance,
+    )
     return Stream(model, requests, engine, fit=fit, progress=progress)
 
 
@@ -155,7 +178,7 @@ class Stream(Iterator[Chunk]):
     def collect(self) -> list[Completion]:
         """Runs to the end; the completions that were still to come, in the order of the prompts."""
         done = [chunk.completion for chunk in self if chunk.completion is not None]
-        return sorted(done, key=lambda completion: completion.index)
+        return sorted(done, key=lambda completion: (completion.index, completion.choice))
 
     def close(self) -> None:
         """Stops, and frees the slots' memory."""
@@ -196,13 +219,19 @@ class Stream(Iterator[Chunk]):
         stop = np.full((self._engine.max_stop,), -1, np.int32)
         stop[: len(request.stop_ids)] = request.stop_ids
         length, last = len(request.tokens) - 1, request.tokens[-1]
-        state = programs.admit(state, row, np.int32(length), last, np.int32(request.max_new), stop)
+        engine, settings = self._engine, None
+        if engine.sampling is not None:
+            settings = sampling_params.settings(
+                engine.sampling, request.sampling, request.tokens, engine.config.vocab_size
+            )
+        state = programs.admit(state, row, np.int32(length), last, np.int32(request.max_new), stop, settings)
         if programs.observe is not None:
             window, count = window_of(request.tokens, self._engine.plan.prompt_window)
             state = programs.observe(self._model.params, state, row, window, np.int32(count))
         self.report.prefill_seconds += time.perf_counter() - started
         prompt = [int(t) for t in request.tokens[-32:]]
-        self._rows[slot] = _Row(request, Transcript(self._model.tokenizer, prompt, request.stop))
+        transcript = Transcript(self._model.tokenizer, prompt, request.stop, request.sampling.min_tokens)
+        self._rows[slot] = _Row(request, transcript)
         return state
 
     def _run(self, programs: Programs, state: State) -> State:
@@ -262,7 +291,8 @@ class Stream(Iterator[Chunk]):
                 index=row.request.index,
                 text=row.transcript.take(final=done),
                 token_ids=row.transcript.token_ids[before:],
-                completion=_completion(row, int(reason), slots["margin"][slot], slots["held"][slot]) if done else None,
+                choice=row.request.choice,
+                completion=_completion(row, int(reason), slots, state, slot) if done else None,
             )
             self.report.completion_tokens += len(chunk.token_ids)
             if done:
@@ -288,18 +318,21 @@ class Stream(Iterator[Chunk]):
             self.progress(self.report)
 
 
-def _completion(row: _Row, reason: int, margins: np.ndarray, held: np.ndarray) -> Completion:
-    answer = row.transcript
+def _completion(row: _Row, reason: int, slots: Mapping[str, np.ndarray], state: State, slot: int) -> Completion:
+    answer, request = row.transcript, row.request
     return Completion(
-        id=row.request.id,
-        index=row.request.index,
+        id=request.id,
+        index=request.index,
+        choice=request.choice,
+        seed=request.sampling.seed,
         text=answer.text,
         token_ids=answer.token_ids,
         finish_reason="stop" if answer.stopped or reason == STOP else "length",
-        prompt_tokens=len(row.request.tokens),
+        prompt_tokens=len(request.tokens),
         stats=row.stats,
-        margins=margins[: len(answer.token_ids)].copy(),
-        rounds=_rounds(held[: row.seen]),
+        margins=slots["margin"][slot, : len(answer.token_ids)].copy(),
+        rounds=_rounds(slots["held"][slot, : row.seen]),
+        logprobs=_logprobs(answer.token_ids, state, slot, request.sampling.logprobs),
     )
 
 
@@ -307,6 +340,19 @@ def _rounds(held: np.ndarray) -> np.ndarray:
     """Drafts held and tokens emitted by each verification [n, 2], from the slot's record of its tokens."""
     first = np.flatnonzero(held >= 0)
     return np.stack([held[first].astype(int), np.diff(first, append=len(held))], axis=1)
+
+
+def _logprobs(tokens: list[int], state: State, slot: int, best: int | None) -> list[TokenLogprob] | None:
+    """Log-probabilities of an answer's tokens out of the slot's buffers, with `best` alternatives each."""
+    if best is None or state.sampling is None:
+        return None
+    buffers = (state.sampling.logprob, state.sampling.best_token, state.sampling.best_logprob)
+    # Whole buffers: to cut a slot out on the device would be another program.
+    own, ids, values = (np.array(x)[slot, : len(tokens)].tolist() for x in buffers)
+    return [
+        TokenLogprob(token_id=token, logprob=own[i], best=tuple(zip(ids[i][:best], values[i][:best], strict=True)))
+        for i, token in enumerate(tokens)
+    ]
 
 
 def _sum(*stats: Stats) -> Stats:

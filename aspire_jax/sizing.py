@@ -12,6 +12,8 @@ from aspire_jax import costs, methods
 from aspire_jax.engine import Engine
 from aspire_jax.loading import Model
 from aspire_jax.request import Prepared
+from aspire_jax.sampling.params import support_for
+from aspire_jax.sampling.rows import ACCEPTANCES, Acceptance
 
 # Bytes and operations a second that seed the cost model. Only their ratio matters; measured runs correct it.
 _MACHINES = {"cpu": (2e10, 1e11), "gpu": (3e12, 5e14), "tpu": (1e12, 2e14)}
@@ -26,10 +28,13 @@ def engine_for(
     options: Mapping[str, Any] | None = None,
     implementation: str | None = None,
     reproducible: bool = False,
+    acceptance: Acceptance = "coupled",
 ) -> Engine:
     """The smallest engine that serves `requests`; sizes are rounded up, so that similar requests share its programs."""
     if int(slots) != slots or slots < 1:
         raise ValueError(f"slots: {slots!r}, expected a whole number of at least 1")
+    if acceptance not in ACCEPTANCES:
+        raise ValueError(f"acceptance: {acceptance!r}, expected one of {', '.join(ACCEPTANCES)}")
     longest = max(len(r.tokens) + r.max_new for r in requests)
     stops = max(len(r.stop_ids) for r in requests)
     engine = methods.configure(
@@ -45,6 +50,7 @@ def engine_for(
         platform=_platform(model),
         unrolled=isinstance(model.params["layers"], list),
         reproducible=reproducible,
+        sampling=support_for((r.sampling for r in requests), acceptance),
     )
     _ = engine.plan  # refuses a policy that does not fit the model, before anything is compiled
     return engine

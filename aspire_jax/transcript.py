@@ -17,7 +17,11 @@ class Transcript:
       stopped: whether a stop string was found; tokens after it are dropped.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str], min_tokens: int = 0
+    ) -> None:
+        """`min_tokens`: a stop string that one of the first so many tokens completes does not count."""
+        self._min_tokens = min_tokens
         self.token_ids: list[int] = []
         self.stopped = False
         self._decoder = None if tokenizer is None else tokenizer.stream(prompt)
@@ -55,6 +59,8 @@ class Transcript:
     def _add(self, piece: str) -> None:
         before = len(self._text)
         self._text += piece
+        if len(self.token_ids) <= self._min_tokens:
+            return
         found = [at for s in self._stop if (at := self._text.find(s, max(0, before - len(s) + 1))) >= 0]
         if found:
             self.stopped = True

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aspire_jax.cli import progress, requests_file, setup
-from aspire_jax.cli.journal import Journal
+from aspire_jax.cli.journal import Journal, remembered
 from aspire_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,6 +43,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the output, discard an interrupted run")
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but the answer and errors")
     setup.add_json(parser, "the run's figures")
+    _add_sampling(parser)
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Sampling of requests that do not say: every field may also stand in a line of the input."""
+    group = parser.add_argument_group("sampling", "for prompts that do not say; greedy decoding where not given")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 (default) is greedy decoding")
+    group.add_argument("--top-k", type=int, metavar="K", help="draw from the K best tokens")
+    group.add_argument("--top-p", type=float, metavar="P", help="draw from the best tokens of probability P together")
+    group.add_argument(
+        "--min-p", type=float, metavar="P", help="draw from tokens at least P times as probable as the best"
+    )
+    group.add_argument("--repetition-penalty", type=float, metavar="R", help="above 1 for fewer tokens seen before")
+    group.add_argument("--presence-penalty", type=float, metavar="R", help="above 0 for fewer tokens of the answer")
+    group.add_argument("--frequency-penalty", type=float, metavar="R", help="the same, each time it occurs")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="no end before N tokens")
+    group.add_argument("--logprobs", type=int, metavar="K", help="with log-probabilities, and the K best at each place")
+    group.add_argument("--seed", type=int, metavar="S", help="the first answer's; the next ones count on from it")
+    group.add_argument("--n", type=int, metavar="N", help="answers to each prompt")
+    group.add_argument(
+        "--acceptance", choices=("coupled", "rejection"), default="coupled",
+        help="coupled (default): the seed alone decides the answer; rejection: more drafts accepted",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,6 +87,8 @@ def _check(args: argparse.Namespace) -> None:
             raise InputError("--resume: with --overwrite, expected one of them")
         _check_apart(args)
         return
+    if args.n is not None and args.n > 1:
+        raise InputError(f"--n: {args.n} with --prompt, expected --input")
     for name in ("output", "resume", "overwrite"):
         if getattr(args, name):
             raise InputError(f"--{name}: with --prompt, expected --input")
@@ -83,15 +108,20 @@ def _check_apart(args: argparse.Namespace) -> None:
 
 def _file(args: argparse.Namespace) -> int:
     from aspire_jax import request
+    from aspire_jax.sampling.params import fresh_seed
 
     requests, places, digest = requests_file.read(args.input)
     options = setup.policy_options(args.method, args.policy)
-    ids = [r.id for r in requests if r.id is not None]
     model = _load(args)
+    chosen = args.seed is not None
+    if not chosen:  # an interrupted run goes on with the seed it drew
+        drawn = remembered(args.output, "seed") if args.resume else None
+        args.seed = drawn if isinstance(drawn, int) else fresh_seed()
     prepared = request.prepare(model, requests, places=places, **_limits(args))
-    settings = {"input": digest, "model": _identity(model), "method": args.method, "options": options, **_limits(args)}
-    settings["reproducible"] = args.reproducible
-    journal = Journal(args.output, ids, settings)
+    if not chosen and all(r.sampling.greedy for r in prepared):
+        args.seed = None
+    settings = {"input": digest, "model": _identity(model), "method": args.method, "options": options, **_asked(args)}
+    journal = Journal(args.output, [(r.id, r.choice) for r in prepared], settings)
     journal.check(resume=args.resume, overwrite=args.overwrite)
     if journal.complete:
         if args.json:
@@ -100,7 +130,7 @@ def _file(args: argparse.Namespace) -> int:
             )
         _say(args, f"{args.output}: complete (an answer to every id), nothing to do")
         return 0
-    left = [r for r in prepared if r.id not in journal.done]
+    left = [r for r in prepared if (r.id, r.choice) not in journal.done]
     kept = len(prepared) - len(left)
     report = None
     with journal:
@@ -121,7 +151,8 @@ def _file(args: argparse.Namespace) -> int:
     if args.json:
         setup.write_json(args.json, {**_about(args, model, options), **figures, **_figures(report)})
     resumed = f" ({kept} from the interrupted run)" if kept else ""
-    _say(args, f"{args.output}: {len(prepared)} answers{resumed}{_summary(report)}")
+    seed = "" if all(r.sampling.greedy for r in prepared) else f", seed {args.seed}"
+    _say(args, f"{args.output}: {len(prepared)} answers{resumed}{_summary(report)}{seed}")
     return 0
 
 
@@ -151,7 +182,8 @@ def _prompt(args: argparse.Namespace) -> int:
         del answer["id"]
         setup.write_json(args.json, {**_about(args, model, options), "answer": answer, **_figures(stream.report)})
     if not args.quiet:
-        print(f"{completion.finish_reason}{_summary(stream.report)}", file=sys.stderr)
+        seed = "" if completion.seed is None else f", seed {completion.seed}"
+        print(f"{completion.finish_reason}{_summary(stream.report)}{seed}", file=sys.stderr)
     return 0
 
 
@@ -160,7 +192,17 @@ def _load(args: argparse.Namespace) -> Model:
 
 
 def _limits(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("max_tokens", "stop", "truncate", "max_length")}
+    from aspire_jax.sampling.params import SAMPLING
+
+    limits = {name: getattr(args, name) for name in ("max_tokens", "stop", "truncate", "max_length")}
+    return {**limits, "sampling": {name: getattr(args, name, None) for name in SAMPLING}}
+
+
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for, flat."""
+    limits = _limits(args)
+    sampling = limits.pop("sampling")
+    return {**limits, **sampling, "acceptance": args.acceptance, "reproducible": args.reproducible}
 
 
 def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], options: dict[str, Any]) -> Stream:
@@ -169,7 +211,13 @@ def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], op
 
     try:
         engine = engine_for(
-            model, prepared, method=args.method, slots=args.slots, options=options, reproducible=args.reproducible
+            model,
+            prepared,
+            method=args.method,
+            slots=args.slots,
+            options=options,
+            reproducible=args.reproducible,
+            acceptance=args.acceptance,
         )
     except ValueError as error:
         raise InputError(f"--policy {error}") from error
@@ -184,8 +232,7 @@ def _identity(model: Model) -> str:
 
 
 def _about(args: argparse.Namespace, model: Model, options: dict[str, Any]) -> dict[str, Any]:
-    about = {"model": model.name, "dtype": model.dtype, "method": args.method, "options": options, **_limits(args)}
-    return {**about, "reproducible": args.reproducible}
+    return {"model": model.name, "dtype": model.dtype, "method": args.method, "options": options, **_asked(args)}
 
 
 def _figures(report: Report | None) -> dict[str, Any]:

@@ -20,27 +20,40 @@ from aspire_jax.errors import InputError
 
 _HEADER = "aspire_run"
 
+# A line's request and which of its completions it is.
+Key = tuple[str | int, int]
+
+
+def remembered(output: str | Path, name: str) -> Any:
+    """A setting of the interrupted run that writes `output`; None where there is none that can be read."""
+    try:
+        with _partial(Path(output)).open("rb") as file:
+            header = json.loads(file.readline()).get(_HEADER)
+        return header.get(name) if isinstance(header, dict) else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
 
 class Journal:
     """Finished lines of a run.
 
     Attributes:
-      done: the lines that exist already, by id.
+      done: the lines that exist already, by id and choice.
       complete: whether OUTPUT itself was finished by an earlier run; nothing is left to do.
     """
 
-    def __init__(self, output: str | Path, ids: Sequence[str | int], settings: Mapping[str, Any]) -> None:
+    def __init__(self, output: str | Path, keys: Sequence[Key], settings: Mapping[str, Any]) -> None:
         """Touches nothing yet.
 
         Args:
-          ids: of the requests, in the order of the input.
+          keys: of the completions, in the order of the input.
           settings: what decides the lines' content; an interrupted run with others is not continued.
         """
         self.output = Path(output)
-        self.partial = self.output.with_name(self.output.name + ".partial")
-        self.done: dict[str | int, dict[str, Any]] = {}
+        self.partial = _partial(self.output)
+        self.done: dict[Key, dict[str, Any]] = {}
         self.complete = False
-        self._ids, self._settings = list(ids), json.loads(json.dumps(dict(settings)))
+        self._keys, self._settings = list(keys), json.loads(json.dumps(dict(settings)))
         self._good = 0  # bytes of the partial file to go on behind
         self._file: BinaryIO | None = None
 
@@ -92,14 +105,14 @@ class Journal:
     def add(self, line: dict[str, Any]) -> None:
         """Appends one finished line, and returns when it is on disk."""
         self._append(_line(line))
-        self.done[line["id"]] = line
+        self.done[line["id"], line["choice"]] = line
 
     def finish(self) -> None:
         """Writes the output, in the order of the input, and removes the partial file."""
         temporary = self.output.with_name(f".{self.output.name}.{os.getpid()}.tmp")
         try:
             with temporary.open("wb") as file:
-                file.writelines(_line(self.done[name]) for name in self._ids)
+                file.writelines(_line(self.done[key]) for key in self._keys)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self.output)
@@ -126,22 +139,30 @@ class Journal:
             if header.get(name) != self._settings.get(name):
                 now, then = (json.dumps(x.get(name)) for x in (self._settings, header))
                 raise InputError(f"{self.partial}: {name}: {now}, expected {then} as in the interrupted run")
-        known = set(self._ids)
+        known, ids = set(self._keys), {name for name, _ in self._keys}
         for number, text in enumerate(lines[1:], start=2):
             line = parse(text, f"{self.partial}:{number}")
-            name = line.get("id")
-            if not isinstance(name, str | int) or name not in known:
+            name, choice = line.get("id"), line.get("choice")
+            if not isinstance(name, str | int) or name not in ids:
                 raise InputError(f"{self.partial}:{number}: id: {json.dumps(name)}, expected one of the input's")
-            self.done.setdefault(name, line)
+            if not isinstance(choice, int) or (name, choice) not in known:
+                raise InputError(
+                    f"{self.partial}:{number}: choice: {json.dumps(choice)}, expected one that was asked for"
+                )
+            self.done.setdefault((name, choice), line)
             self._good += len(text) + 1
 
     def _is_complete(self) -> bool:
         lines = self.output.read_bytes().split(b"\n")
         try:
-            ids = [parse(line, str(self.output)).get("id") for line in lines if line]
+            found = [parse(line, str(self.output)) for line in lines if line]
         except InputError:
             return False
-        return ids == self._ids
+        return [(line.get("id"), line.get("choice")) for line in found] == self._keys
+
+
+def _partial(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -25,7 +25,8 @@ noise, so the text does not depend on the method, the batch, the slot or the dra
 drafts with noise of their own, accepts with probability min(1, p / q) and draws again from the positive part of p - q:
 the same distribution and more acceptance, but the text depends on what was drafted.
 
-The margin of a sampled token is the least change of logits that would have exchanged it for another: through the
-perturbed scores, or across the border of top-k, top-p or min-p. Two methods whose logits differ by rounding may differ
-where it is smaller than rounding, and nowhere else.
+The margin of a sampled token is a lower bound on how much the difference of two logits must change for another token
+to be drawn with the same noise: through the perturbed scores, or across the border of top-k, top-p or min-p. At
+temperature 0 that is the distance of the two best logits. Two methods whose logits differ by rounding may differ where
+it is smaller than rounding, and nowhere else.
 """

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from aspire_jax.sampling import noise
 from aspire_jax.sampling.process import processed
 from aspire_jax.sampling.rows import Sampling, Support
-from aspire_jax.sampling.truncate import truncated
+from aspire_jax.sampling.truncate import Kept, truncated
 
 
 class Packed(NamedTuple):
@@ -129,7 +129,7 @@ def _draw(support: Support, sampling: Sampling, packed: Packed, rows: Rows) -> t
     )
     perturbation = jnp.where(sampled[:, None], perturbation, 0)
     token = jnp.argmax(kept.logits + perturbation, axis=-1).astype(jnp.int32)
-    margin = temperature * _margin(scaled, perturbation, kept.logits, kept.inner, kept.outer, token)
+    margin = temperature * _margin(scaled, perturbation, kept, token)
     proposals = sampling.proposals
     if rejects:
         p = jax.nn.softmax(kept.logits, axis=-1)
@@ -170,17 +170,19 @@ def accept_or_resample(
     return jnp.where(accepted, draft, other)
 
 
-def _margin(
-    logits: jax.Array, perturbation: jax.Array, kept: jax.Array, inner: jax.Array, outer: jax.Array, token: jax.Array
-) -> jax.Array:
-    """The least change of `logits` [T, V] that would have another token than `token` [T] win."""
-    own, won = (jnp.take_along_axis(x, token[:, None], axis=1) for x in (logits, kept + perturbation))
+def _margin(logits: jax.Array, perturbation: jax.Array, kept: Kept, token: jax.Array) -> jax.Array:
+    """By how much differences of `logits` [T, V] must change at least for another token than `token` [T] to win."""
+
+    def at_token(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, token[:, None], axis=1)
+
     possible = logits > -jnp.inf
-    to_enter = jnp.where(possible, jnp.maximum(outer[:, None] - logits, 0), jnp.inf)
-    to_win = jnp.maximum(to_enter, won - (logits + perturbation))
+    to_enter = jnp.minimum(kept.share[:, None], kept.reach[:, None] - logits)
+    to_enter = jnp.maximum(jnp.maximum(kept.outer[:, None] - logits, to_enter), 0)
+    to_win = jnp.maximum(to_enter, at_token(logits + perturbation) - (logits + perturbation))
     is_token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) == token[:, None]
-    to_win = jnp.where(possible & ~is_token, to_win, jnp.inf)
-    return jnp.minimum(jnp.min(to_win, axis=-1), own[:, 0] - inner)
+    to_win = jnp.min(jnp.where(possible & ~is_token, to_win, jnp.inf), axis=-1)
+    return jnp.minimum(to_win, jnp.minimum(at_token(logits)[:, 0] - kept.inner, kept.slack))
 
 
 def _logprobs(

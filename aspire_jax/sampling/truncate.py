@@ -15,69 +15,76 @@ from aspire_jax.sampling.rows import Settings
 
 
 class Kept(NamedTuple):
-    """What the filters leave.
+    """What the filters leave, and how much the difference of any two logits must change to change that.
 
     Attributes:
       logits: [T, V], -inf where dropped.
-      inner: [T] a kept token of logit x would be dropped if logits changed by x - inner.
-      outer: [T] a dropped token of logit x would be kept if logits changed by outer - x.
+      inner, slack: [T]; a kept token of logit x is dropped by no change less than x - inner, nor less than slack.
+      outer: [T], share: [T], reach: [T]; a dropped one is kept by no change less than outer - x, nor less than
+        min(share, reach - x).
     """
 
     logits: jax.Array
     inner: jax.Array
+    slack: jax.Array
     outer: jax.Array
+    share: jax.Array
+    reach: jax.Array
 
 
 def truncated(settings: Settings, logits: jax.Array, row: jax.Array) -> Kept:
     """Top-k, then top-p, then min-p of logits [T, V] that were divided by the temperature. row: [T] slots."""
     sampled = settings.temperature[row] > 0
     best = jnp.max(logits, axis=-1)
-    nowhere = jnp.full_like(best, -jnp.inf)
-    kept = Kept(logits, nowhere, nowhere)
+    nowhere, far = jnp.full_like(best, -jnp.inf), jnp.full_like(best, jnp.inf)
+    kept = Kept(logits, nowhere, far, nowhere, far, nowhere)
 
     k = settings.top_k[row]
-    kept = _top(kept, jnp.ones_like(logits), k.astype(jnp.float32), sampled & (k < logits.shape[1]))
+    use_k = sampled & (k < logits.shape[1])
+    kept = jax.lax.cond(jnp.any(use_k), lambda x: _top_k(x, k, use_k), lambda x: x, kept)
     p = settings.top_p[row]
     use_p = sampled & (p < 1)
     kept = jax.lax.cond(jnp.any(use_p), lambda x: _top_p(x, best, p, use_p), lambda x: x, kept)
     least = jnp.where(sampled, best + jnp.log(settings.min_p[row]), -jnp.inf)  # log 0 is -inf: everything stays
-    return Kept(
-        jnp.where(kept.logits >= least[:, None], kept.logits, -jnp.inf),
-        jnp.maximum(kept.inner, least),
-        jnp.maximum(kept.outer, least),
+    return kept._replace(
+        logits=jnp.where(kept.logits >= least[:, None], kept.logits, -jnp.inf),
+        inner=jnp.maximum(kept.inner, least),
+        outer=jnp.maximum(kept.outer, least),
     )
 
 
-def _top(kept: Kept, weights: jax.Array, target: jax.Array, use: jax.Array) -> Kept:
-    """The largest logits whose weights together reach `target` [T]; with weights of one, the top k."""
-
-    def keep(kept: Kept) -> Kept:
-        lowest, below = threshold(kept.logits, weights, target, use)
-        return Kept(
-            jnp.where(kept.logits >= lowest[:, None], kept.logits, -jnp.inf),
-            jnp.maximum(kept.inner, jnp.where(use, below, -jnp.inf)),
-            jnp.maximum(kept.outer, jnp.where(use, lowest, -jnp.inf)),
-        )
-
-    return jax.lax.cond(jnp.any(use), keep, lambda x: x, kept)
+def _top_k(kept: Kept, k: jax.Array, use: jax.Array) -> Kept:
+    """The k [T] largest logits, and those equal to the last of them."""
+    lowest, below = threshold(kept.logits, jnp.ones_like(kept.logits), k.astype(jnp.float32), use)
+    return kept._replace(
+        logits=jnp.where(kept.logits >= lowest[:, None], kept.logits, -jnp.inf),
+        inner=jnp.where(use, below, -jnp.inf),
+        outer=jnp.where(use, lowest, -jnp.inf),
+    )
 
 
 def _top_p(kept: Kept, best: jax.Array, p: jax.Array, use: jax.Array) -> Kept:
-    """The largest logits whose probabilities among those left first reach p [T]."""
+    """The largest logits whose probabilities among those left first reach p [T], and those equal to the last."""
     weights = jnp.exp(kept.logits - best[:, None])  # [T, V], 0 where dropped
     total = jnp.sum(weights, axis=-1)
     lowest, below = threshold(kept.logits, weights, p * total, use)
     inside = kept.logits >= lowest[:, None]
+
+    def odds(of: jax.Array) -> jax.Array:
+        """Logarithm of the odds of a share; differences of logits that change by e change it by no more than e."""
+        of = jnp.clip(of, 0, 1)
+        return jnp.log(of) - jnp.log1p(-of)
+
     mass = jnp.sum(jnp.where(inside, weights, 0), axis=-1) / total
     without_lowest = jnp.sum(jnp.where(kept.logits > lowest[:, None], weights, 0), axis=-1) / total
-    # Logits that change by e change a share s of the mass by no more than 2 e s (1 - s).
-    steepness = 2 * p * (1 - p)
-    gap = lowest - below
-    shrink, grow = (jnp.minimum(jnp.maximum(slack, 0) / steepness, gap) for slack in (p - without_lowest, mass - p))
-    return Kept(
-        jnp.where(inside, kept.logits, -jnp.inf),
-        jnp.maximum(kept.inner, jnp.where(use, lowest - shrink, -jnp.inf)),
-        jnp.maximum(kept.outer, jnp.where(use, below + grow, -jnp.inf)),
+    # A kept token falls out if what lies above it comes to weigh p, or if a dropped one overtakes it. A dropped one
+    # comes in if what is kept comes to weigh less than p, or if it overtakes one of those.
+    return kept._replace(
+        logits=jnp.where(inside, kept.logits, -jnp.inf),
+        inner=jnp.maximum(kept.inner, jnp.where(use, below, -jnp.inf)),
+        slack=jnp.where(use, jnp.maximum(odds(p) - odds(without_lowest), 0), jnp.inf),
+        share=jnp.where(use, jnp.maximum(odds(mass) - odds(p), 0), jnp.inf),
+        reach=jnp.where(use, lowest, -jnp.inf),
     )
 
 

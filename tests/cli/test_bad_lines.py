@@ -35,7 +35,7 @@ GOOD = {"id": "a", "prompt": "hello"}
         (b'{"id": "a", "prompt": "b", "max_token": 3}', "1: max_token: 3, expected one of the fields"),
         (b'{"id": "a", "prompt": "b", "max_tokens": "3"}', '1: max_tokens: "3", expected a whole number'),
         (b'{"id": "a", "prompt": "b", "max_tokens": NaN}', "1: NaN is not JSON"),
-        (b'{"id": "a", "prompt": "b", "temperature": 0.7}', "1: temperature: 0.7, expected 0"),
+        (b'{"id": "a", "prompt": "b", "temperature": -0.7}', "1: temperature: -0.7, expected a number, 0"),
         (b'{"id": "a", "prompt": "b", "messages": []}', "1: prompt and messages, expected one of"),
         (b'{"id": "a", "messages": []}', "1: messages: [], expected a list"),
         (b'{"id": "a", "messages": [{"role": "user"}]}', "1: messages: "),
@@ -72,7 +72,7 @@ def test_damaged_lines_are_decoded_or_refused(aspire, folder, loaded, tmp_path):
     rng = random.Random(5)
     values = [None, True, -1, 0, 2, 1e9, 0.5, "", "x", [], [1], ["x"], {}, {"role": "user", "content": "a"}, "\x00"]
     fields = ["id", "prompt", "messages", "token_ids", "max_tokens", "stop", "stop_token_ids", "ignore_eos"]
-    fields += ["truncate", "temperature", "top_p", "seed", "logit_bias", "n", "other", ""]
+    fields += ["truncate", "top_p", "seed", "logit_bias", "n", "other", ""]
     long = {"id": "long", "prompt": "x" * 60, "max_tokens": 40}
     refused = 0
     for number in range(250):

@@ -104,6 +104,9 @@ def test_figures_as_json(aspire, folder, tmp_path):
         (("-m", "M", "-i", "O.partial", "-o", "O"), "O.partial, expected another file than the input"),
         (("-m", "M", "-i", "I", "-o", "O", "--resume", "--overwrite"), "--resume: with --overwrite"),
         (("-m", "M", "-i", "I", "-o", "O", "--chat"), "--chat: with --input"),
+        (("-m", "M", "-p", "text", "--n", "2"), "--n: 2 with --prompt, expected --input"),
+        (("-m", "M", "-p", "text", "--temperature", "warm"), "--temperature: invalid float value: 'warm'"),
+        (("-m", "M", "-p", "text", "--acceptance", "all"), "--acceptance: invalid choice: 'all'"),
         (("-m", "M", "-p", "text", "--resume"), "--resume: with --prompt, expected --input"),
         (("-m", "M", "-p", "text", "--max-tokens", "0"), "--max-tokens: '0', expected a whole number of at least 1"),
         (("-m", "M", "-p", "text", "--slots", "few"), "--slots: 'few', expected a whole number"),
@@ -153,6 +156,33 @@ def test_options_of_every_kind():
     expected = {"renew": "verification", "in_step": True, "rho": 0.5, "layers": (0, 1), "mixed": False, "d_max": 4}
     assert setup.policy_options("aspire", given) == {**expected, "regret_share": 0.0}
     assert setup.policy_options("autoregressive", []) == {}
+
+
+def test_sampling(aspire, folder, loaded, model, tmp_path):
+    """Defaults on the command line, fields in a line; the seed that is reported gives the answer again."""
+    command = ("generate", "-m", folder, "--method", "autoregressive", "--max-tokens", 24)
+    done = aspire(*command, "-p", "hello", "--temperature", "0.9", "--top-p", "0.95")
+    seed = int(done.err.rpartition("seed ")[2])
+    (answer,) = aspire_jax.generate(
+        model, ["hello"], max_tokens=24, method="autoregressive", temperature=0.9, top_p=0.95, seed=seed
+    )
+    assert done.out == answer.text + "\n" and answer.seed == seed
+    source = write_lines(
+        tmp_path / "in.jsonl",
+        {"id": "a", "prompt": "hello", "temperature": 0.9, "top_p": 0.95, "seed": seed},
+        {"id": "b", "prompt": "hello", "logprobs": 2, "max_tokens": 3, "ignore_eos": True},
+    )
+    assert aspire(*command, "-i", source, "-o", tmp_path / "out", "--seed", "5").code == 0
+    a, b = read_lines(tmp_path / "out")
+    assert (a["token_ids"], a["seed"], a["choice"]) == (answer.token_ids, seed, 0) and "logprobs" not in a
+    assert b["seed"] is None and [t["token_id"] for t in b["logprobs"]] == b["token_ids"]
+    for token in b["logprobs"]:
+        assert token["best"][0]["token_id"] == token["token_id"] and len(token["best"]) == 2
+        assert token["best"][0]["logprob"] == token["logprob"] >= token["best"][1]["logprob"]
+    done = aspire(*command, "-p", "hello", "--temperature", "0.001")
+    assert done.code == 2 and done.err == (
+        "aspire: error: call: temperature: 0.001, expected a number, 0 (greedy) or 0.01 to 100\n"
+    )
 
 
 def test_help_and_version(aspire):

@@ -131,6 +131,7 @@ def test_another_runs_lines_are_not_mixed_in(aspire, command, whole, folder, tmp
         (("--reproducible",), "reproducible: true, expected false as in the interrupted run"),
         (("--policy", "rho=0.5"), "options"),
         (("--stop", "x"), 'stop: ["x"], expected [] as'),
+        (("--temperature", "0.5"), "temperature: 0.5, expected null as"),
     ):
         other = [a for a in command if "=" not in str(a) and a != "--policy"] if change[0] == "--method" else command
         done = aspire(*other, *change, "--resume")
@@ -147,6 +148,8 @@ def test_a_damaged_partial_file_is_named(aspire, command, whole, tmp_path):
     lines = partial.split(b"\n")
     journal.write_bytes(b"\n".join([lines[0], b"garbage", *lines[2:]]))
     assert "out.jsonl.partial:2: not JSON" in aspire(*command, "--resume").err
+    journal.write_bytes(b"\n".join([lines[0], b'{"id": "p0", "choice": 1}', b""]))
+    assert "partial:2: choice: 1, expected one that was asked for" in aspire(*command, "--resume").err
     journal.write_bytes(b"\n".join([lines[0], b'{"id": ["p0"]}', b""]))
     assert 'partial:2: id: ["p0"], expected one of the input\'s' in aspire(*command, "--resume").err
     journal.write_bytes(b'{"id": "p0"}\n')
@@ -166,3 +169,34 @@ def test_output_where_none_can_be(aspire, loaded, command, tmp_path):
     assert "no folder" in aspire(*command).err
     command[at] = tmp_path
     assert "a folder, expected a file name" in aspire(*command).err
+
+
+def test_a_sampled_run_goes_on_with_its_own_seed(aspire, loaded, command, tmp_path, monkeypatch):
+    """Two answers to each prompt, and no seed chosen: what is left is drawn as it would have been."""
+    command = (*command, "--temperature", "0.9", "--n", "2")
+    done = aspire(*command)
+    seed = int(done.out.rpartition("seed ")[2])
+    lines = read_lines(tmp_path / "out.jsonl")
+    assert [(line["id"], line["choice"]) for line in lines] == [(f"p{i}", c) for i in range(9) for c in (0, 1)]
+    assert [line["seed"] for line in lines] == list(range(seed, seed + 18))
+    assert len({line["text"] for line in lines}) > 9
+    expected = (tmp_path / "out.jsonl").read_bytes()
+    assert aspire(*command, "--overwrite", "--seed", seed).code == 0 and same(tmp_path / "out.jsonl", expected)
+    (tmp_path / "out.jsonl").unlink()
+    with monkeypatch.context() as patch:
+        add = Journal.add
+
+        def add_or_stop(self, line):
+            if len(self.done) == 5:
+                raise KeyboardInterrupt
+            add(self, line)
+
+        patch.setattr(Journal, "add", add_or_stop)
+        assert aspire(*command).code == 130
+    partial = read_lines(tmp_path / "out.jsonl.partial")
+    seed = partial[0]["aspire_run"]["seed"]
+    assert aspire(*command, "--resume").code == 0
+    lines = read_lines(tmp_path / "out.jsonl")
+    assert [line["seed"] for line in lines] == list(range(seed, seed + 18)) and lines[:5] == partial[1:]
+    expected = (tmp_path / "out.jsonl").read_bytes()
+    assert aspire(*command, "--overwrite", "--seed", seed).code == 0 and same(tmp_path / "out.jsonl", expected)
