@@ -193,6 +193,7 @@ def serve(
     burst: int = 1000,
     edit: Edit | None = None,
     most: int = 400,
+    weights: Any = None,
 ) -> tuple[list[Answer], eng.State]:
     """Serves `requests` in order of arrival: a slot that finishes is refilled while the others go on.
 
@@ -201,8 +202,9 @@ def serve(
       burst: most steps between two looks of the host.
       edit: a change to the state before every burst.
       most: bursts after which a host that makes no progress gives up.
+      weights: params, in place of the tiny model's random ones.
     """
-    weights = params_of(engine)
+    weights = params_of(engine) if weights is None else weights
     state = start(engine, prices) if state is None else state
     slots = range(engine.batch) if slots is None else slots
     waiting, holds, done = list(range(len(requests))), {}, {}
