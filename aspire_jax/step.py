@@ -202,7 +202,7 @@ def _draw(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> tup
         return None, draw.Drawn(done.target, done.margin, none, none, none)
     s = state.slots
     rows = draw.Rows(drafting, s.drafts, s.drafted, s.length, s.emitted, s.stop)
-    chunks = done.tokens // engine.batch
+    chunks = (done.tokens + engine.batch - 1) // engine.batch
     return draw.draw(engine.sampling, state.sampling, done.packed, rows, chunks, done.target, done.margin)
 
 

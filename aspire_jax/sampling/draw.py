@@ -15,7 +15,7 @@ from aspire_jax.sampling.truncate import Kept, truncated
 
 
 class Packed(NamedTuple):
-    """A step's packed tokens, as far as drawing needs them. T is B times a whole number.
+    """A step's packed tokens, as far as drawing needs them; at least B.
 
     Attributes:
       logits: [T, V] raw logits after each token, float32.
@@ -77,7 +77,7 @@ def draw(
     Where no row wants more than greedy decoding nothing is done, and `token` and `margin` are the result.
 
     Args:
-      chunks: scalar int32, how many times B packed tokens the step has.
+      chunks: scalar int32, how many times B packed tokens the step has, rounded up.
       token, margin: [T] the greedy ones, of raw logits.
 
     Returns:
@@ -92,7 +92,8 @@ def draw(
         wants = wants | jnp.any(settings.bias != 0, axis=-1)
     acting = jnp.any(wants[packed.row] & packed.valid)
 
-    # B tokens at a time: what is compiled, and what it holds at a time, does not grow with the step's width.
+    # B tokens at a time: what is compiled, and what it holds at a time, does not grow with the step's width. Where T is
+    # not whole chunks the last one overlaps the one before, and draws the same once more.
     def chunk(i: jax.Array, carry: tuple[jax.Array, Drawn]) -> tuple[jax.Array, Drawn]:
         proposals, drawn = carry
         part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * batch, batch), packed)
