@@ -61,8 +61,7 @@ def aspire(c: ModelConfig, **fields: Any) -> eng.Engine:
 ENGINES = {
     "autoregressive, 4 slots": plain(LLAMA, batch=4),
     "draft lengths 0 to 5, 4 slots": random(LLAMA),
-    "aspire, 2 slots": aspire(LLAMA, batch=2, d_max=3),
-    "draft lengths 0 to 5, qwen3, 3 slots": random(QWEN3, batch=3, renew="verification"),
+    "aspire, qwen3, 3 slots": aspire(QWEN3, batch=3, d_max=3),
     "scanned, draft lengths 0 to 5, 4 slots": random(DEEP, **ANY_TABLE),
 }
 
