@@ -1,129 +1,198 @@
-"""Is a method's output AutoRegressive's? Every difference on real prompts, with its margin.
+"""Is a method's output AutoRegressive's? Every difference on real prompts, with its margin, and the task scores of all.
 
-    python -m bench.exactness --data FILE ... [--json FILE]
+    python -m bench.exactness --data FILE ... [--method NAME ...] [--json FILE] [--plot FILE] [--quick]
 
-Both methods decode the same prefilled prompts. A difference is a near tie where neither method saw the two best logits
+All methods decode the same prefilled prompts. A difference is a near tie where neither method saw the two best logits
 further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defect, and the exit code 1. `aspire-fixed`
 drafts whether it pays or not, which tests more than a scheduler that decodes plainly where drafting cannot pay.
 
-With --reproducible every difference is a defect, also one in the last bit of a margin. There the method prefills for
+With --reproducible every difference is a defect, also one in the last bit of a margin. There a method prefills for
 itself and decodes in half as many slots, in reverse order, so that slots, neighbours and refills differ too.
+
+Answers to tasks that have a metric (`bench/scoring.py`) are scored, AutoRegressive's beside the methods'. They end at
+--max-tokens, so a score says whether the methods agree; for the model's own quality allow longer answers.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import math
+import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aspire_jax import load
-from aspire_jax.cli.setup import policy_options, positive, write_json
-from aspire_jax.comparing import Comparison, bit_differences, compare, follow
+from aspire_jax.cli.setup import policy_options, positive, use_compile_cache
+from aspire_jax.comparing import NEAR_TIE, Comparison, Run, bit_differences, comparison, follow, in_turns
+from aspire_jax.costs import Fit
 from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
 from aspire_jax.methods import METHODS
 from aspire_jax.request import Prepared, prepare
+from aspire_jax.results import Completion
 from aspire_jax.serving import Stream
 from aspire_jax.sizing import engine_for
-from bench import machine, workloads
+from bench import command, datasets, machine, plots, scoring
+from bench.datasets import Item
+
+REFERENCE = "autoregressive"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
-    parser.add_argument("--data", nargs="+", required=True, metavar="FILE", help="prompts (JSONL: id, prompt)")
-    parser.add_argument("--longest", type=positive, default=8000, help="leave out prompts of more tokens")
-    parser.add_argument("--shortest", type=positive, default=1, help="and of fewer")
-    parser.add_argument("--limit", type=positive, help="prompts at most, spread over all lengths; all where not given")
-    parser.add_argument("--max-tokens", type=positive, default=64)
-    parser.add_argument("--batch", type=positive, default=8)
-    parser.add_argument("--method", default="aspire", choices=sorted(METHODS), help="default: aspire")
-    parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
-    parser.add_argument("--reproducible", action="store_true", help="expect the same bits, in other slots")
-    parser.add_argument("--json", metavar="FILE", help="write the results; - for standard output alone")
-    args = parser.parse_args()
-    try:
-        results = measure(args)
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"exactness: error: {error}\n")
-    if args.json:
-        write_json(args.json, results)
-    return 1 if results["defects"] else 0
+    return command.run(parser(), measure, draw, passed=lambda results: results["defects"] == 0)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = command.parser(
+        "exactness", __doc__, quick="4 prompts of at most 1,500 tokens, 16 new", plot="equal answers and task scores"
+    )
+    made.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
+    made.add_argument("--data", nargs="+", required=True, metavar="FILE", help="prompts (see bench/datasets.py)")
+    made.add_argument("--longest", type=positive, default=8000, help="leave out prompts of more tokens")
+    made.add_argument("--shortest", type=positive, default=1, help="and of fewer")
+    made.add_argument("--limit", type=positive, help="prompts at most, spread over all lengths; all where not given")
+    made.add_argument("--max-tokens", type=positive, default=64)
+    made.add_argument("--batch", type=positive, default=8)
+    made.add_argument("--method", nargs="+", default=["aspire"], choices=sorted(METHODS), metavar="NAME")
+    made.add_argument(
+        "--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of every method given"
+    )
+    made.add_argument("--reproducible", action="store_true", help="expect the same bits, in other slots")
+    return made
+
+
+def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
     """Compares all prompts, longest batch last."""
+    if args.quick:
+        args.longest, args.limit, args.max_tokens = min(args.longest, 1500), min(args.limit or 4, 4), 16
+    methods = [m for m in dict.fromkeys(args.method) if m != REFERENCE]
+    options = {m: policy_options(m, args.policy) for m in methods}
+    use_compile_cache()
     loaded = load(args.model)
-    options = policy_options(args.method, args.policy)
-    chosen = _choose(loaded, args)
-    totals = {"prompts": 0, "equal": 0, "near_ties": 0, "defects": 0, "tokens": 0, "drafted": 0, "accepted": 0}
-    differences: list[dict[str, Any]] = []
+    items = {item.id: item for item in datasets.read(args.data)}
+    chosen = _choose(loaded, list(items.values()), args)
+    answers: dict[str, list[Completion]] = {name: [] for name in (REFERENCE, *methods)}
+    found: dict[str, list[Comparison]] = {name: [] for name in methods}
+    fit: Fit | None = None
     for start in range(0, len(chosen), args.batch):
         group = chosen[start : start + args.batch]
         if args.reproducible:
-            found = _to_the_bit(loaded, group, args.method, options)
+            runs = _in_other_slots(loaded, group, options)
         else:
-            found = compare(loaded, group, candidate=args.method, options=options, rounds=1)
-        report = found.candidate_reports[0]
-        totals["prompts"] += len(group)
-        totals["equal"] += found.exact
-        totals["defects"] += len(found.defects)
-        totals["near_ties"] += len(found.differences) - len(found.defects)
-        totals["tokens"] += report.completion_tokens
-        totals["drafted"] += report.drafted
-        totals["accepted"] += report.accepted
-        for d in found.differences:
-            request = next(r for r in group if r.index == d.index)
-            differences.append(
-                {
-                    "id": request.id,
-                    "position": d.position,
-                    "margin": d.margin if math.isfinite(d.margin) else None,
-                    "near_tie": d.near_tie,
-                }
-            )
-        if args.json != "-":
-            lengths = [len(r.tokens) for r in group]
-            print(f"{min(lengths)} to {max(lengths)} tokens: {found.exact}/{len(group)} equal", flush=True)
-    if args.json != "-":
-        for row in differences:
-            what = "near tie" if row["near_tie"] else "DEFECT"
-            print(f"{row['id']}: differs from token {row['position']} on, {what}, margin {row['margin']}")
-        print(
-            f"{totals['equal']}/{totals['prompts']} equal, {totals['near_ties']} near ties, "
-            f"{totals['defects']} defects; {totals['tokens']} tokens, "
-            f"{totals['accepted']} of {totals['drafted']} drafts accepted"
-        )
-    command = " ".join(["python -m bench.exactness", *sys.argv[1:]])
+            runs, fit = _together(loaded, group, options, fit)
+        lengths = [len(r.tokens) for r in group]
+        for name, run in runs.items():
+            answers[name] += run.answers
+        for name in methods:
+            each = comparison([runs[REFERENCE]], [runs[name]], NEAR_TIE[loaded.dtype])
+            if args.reproducible:
+                bits = bit_differences(runs[REFERENCE].answers, runs[name].answers)
+                each = dataclasses.replace(each, differences=bits)
+            found[name].append(each)
+            equal = found[name][-1].exact
+            say(f"{min(lengths)} to {max(lengths)} tokens: {name}: {equal}/{len(group)} equal")
+    rows = {name: _totals(found[name]) for name in methods}
+    scores = task_scores(items, answers)
+    for name, row in rows.items():
+        _tell(name, row, say)
+    for task, score in scores.items():
+        values = ", ".join(f"{name} {value:.3f}" for name, value in score["scores"].items())
+        say(f"{task} ({score['metric']}, {score['answers']} answers): {values}")
     return {
-        "command": command,
         "model": loaded.name,
+        "dtype": loaded.dtype,
         "machine": machine.describe(),
-        **totals,
-        "differences": differences,
+        "options": options,
+        "max_tokens": args.max_tokens,
+        "reproducible": args.reproducible,
+        "defects": sum(row["defects"] for row in rows.values()),
+        "methods": rows,
+        "scores": scores,
     }
 
 
-def _to_the_bit(loaded: Model, group: list[Prepared], method: str, options: dict[str, Any]) -> Comparison:
-    """Plain decoding of all prompts at a time against `method`, half as many at a time and the last prompt first."""
+def _together(
+    loaded: Model, group: list[Prepared], options: Mapping[str, Any], fit: Fit | None
+) -> tuple[dict[str, Run], Fit]:
+    """Plain decoding and every method, from one prefill."""
+    engines = {
+        name: engine_for(loaded, group, method=name, slots=len(group), options=options.get(name))
+        for name in (REFERENCE, *options)
+    }
+    runs, _, fit = in_turns(loaded, group, engines, fit=fit)
+    return {name: run for name, (run,) in runs.items()}, fit
+
+
+def _in_other_slots(loaded: Model, group: list[Prepared], options: Mapping[str, Any]) -> dict[str, Run]:
+    """Plain decoding of all prompts at a time; every method half as many at a time and the last prompt first."""
     n = len(group)
-    plain = engine_for(loaded, group, method="autoregressive", slots=n, reproducible=True)
-    other = engine_for(loaded, group, method=method, slots=(n + 1) // 2, options=options, reproducible=True)
-    runs = follow(Stream(loaded, group, plain)), follow(Stream(loaded, group[::-1], other))
-    return Comparison(
-        reference=runs[0].answers,
-        candidate=runs[1].answers,
-        reference_reports=[runs[0].report],
-        candidate_reports=[runs[1].report],
-        differences=bit_differences(runs[0].answers, runs[1].answers),
+    plain = engine_for(loaded, group, method=REFERENCE, slots=n, reproducible=True)
+    runs = {REFERENCE: follow(Stream(loaded, group, plain))}
+    for name, given in options.items():
+        engine = engine_for(loaded, group, method=name, slots=(n + 1) // 2, options=given, reproducible=True)
+        runs[name] = follow(Stream(loaded, group[::-1], engine))
+    return runs
+
+
+def _totals(found: Sequence[Comparison]) -> dict[str, Any]:
+    """One method's counts and differences over all batches."""
+    reports = [each.candidate_reports[0] for each in found]
+    return {
+        "prompts": sum(len(each.reference) for each in found),
+        "equal": sum(each.exact for each in found),
+        "near_ties": sum(len(each.differences) - len(each.defects) for each in found),
+        "defects": sum(len(each.defects) for each in found),
+        "tokens": sum(r.completion_tokens for r in reports),
+        "drafted": sum(r.drafted for r in reports),
+        "accepted": sum(r.accepted for r in reports),
+        "differences": [
+            {
+                "id": next(a.id for a in each.reference if a.index == d.index),
+                "position": d.position,
+                "margin": d.margin if math.isfinite(d.margin) else None,
+                "near_tie": d.near_tie,
+            }
+            for each in found
+            for d in each.differences
+        ],
+    }
+
+
+def _tell(name: str, row: Mapping[str, Any], say: command.Say) -> None:
+    for d in row["differences"]:
+        what = "near tie" if d["near_tie"] else "DEFECT"
+        say(f"{name}: {d['id']}: differs from token {d['position']} on, {what}, margin {d['margin']}")
+    say(
+        f"{name}: {row['equal']}/{row['prompts']} equal, {row['near_ties']} near ties, {row['defects']} defects; "
+        f"{row['tokens']} tokens, {row['accepted']} of {row['drafted']} drafts accepted"
     )
 
 
-def _choose(loaded: Model, args: argparse.Namespace) -> list[Prepared]:
+def task_scores(items: Mapping[str | int, Item], answers: Mapping[str, Sequence[Completion]]) -> dict[str, Any]:
+    """Mean score of each method by task; none where the metrics' library is not installed."""
+    if importlib.util.find_spec("rapidfuzz") is None:
+        return {}
+    out: dict[str, Any] = {}
+    for name, given in answers.items():
+        scored: dict[str, list[float]] = {}
+        for answer in given:
+            item = items[answer.id]
+            value = scoring.score(item, answer.text)
+            if value is not None:
+                scored.setdefault(item.dataset, []).append(value)
+        for task, values in scored.items():
+            row = out.setdefault(task, {"metric": scoring.METRICS[task], "answers": len(values), "scores": {}})
+            row["scores"][name] = statistics.fmean(values)
+    return dict(sorted(out.items()))
+
+
+def _choose(loaded: Model, items: Sequence[Item], args: argparse.Namespace) -> list[Prepared]:
     """The prompts within the bounds, shortest first, so that a batch's lengths are alike."""
-    ready = prepare(loaded, workloads.read(args.data), max_tokens=1, truncate=True)
+    ready = prepare(loaded, [item.request() for item in items], max_tokens=1, truncate=True)
     room = min(args.longest, loaded.config.max_length - args.max_tokens)
     fitting = sorted((r for r in ready if args.shortest <= len(r.tokens) <= room), key=lambda r: len(r.tokens))
     if not fitting:
@@ -131,6 +200,25 @@ def _choose(loaded: Model, args: argparse.Namespace) -> list[Prepared]:
     if args.limit and len(fitting) > args.limit:
         fitting = [fitting[i * len(fitting) // args.limit] for i in range(args.limit)]
     return [dataclasses.replace(r, max_new=args.max_tokens) for r in fitting]
+
+
+def draw(results: dict[str, Any], file: str) -> None:
+    """How many answers are equal, and each task's score by method."""
+    rows, scores = results["methods"], results["scores"]
+    title = f"The same answers as AutoRegressive's: {results['model']}, {results['max_tokens']} tokens an answer"
+    made, axes = plots.figure(title, 2 if scores else 1, width=max(5.0, 1 + 0.9 * len(scores)))
+    kinds = {"equal": "equal", "near tie": "near_ties", "defect": "defects"}
+    counts = {kind: [row[key] for row in rows.values()] for kind, key in kinds.items()}
+    plots.bars(axes[0], list(rows), counts, label="answers", text="{:.0f}")
+    plots.legend_in(axes[0])
+    if scores:
+        names = list(next(iter(scores.values()))["scores"])
+        series = {name: [s["scores"].get(name) for s in scores.values()] for name in names}
+        groups = [f"{task}\n{s['metric']}, {s['answers']}" for task, s in scores.items()]
+        plots.bars(axes[1], groups, series, label="mean score")
+        plots.legend(axes[1])
+    plots.note(made, plots.where(results))
+    plots.save(made, file)
 
 
 if __name__ == "__main__":

@@ -131,6 +131,11 @@ def legend(axes: Axes, columns: int = 5) -> None:
         axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
 
 
+def legend_in(axes: Axes) -> None:
+    """A legend of one panel's own, inside it."""
+    axes.legend(fontsize=8, frameon=False, loc="upper right", bbox_to_anchor=(1, 1.12), ncols=3)
+
+
 def note(made: Figure, text: str) -> None:
     """A line on how it was measured, at the bottom."""
     made.subfigs[1].text(0.01, 0.3, text, fontsize=7, color="#666666", ha="left", va="bottom")
