@@ -62,7 +62,7 @@ def run(
             write_json(args.json, results)
         if args.plot:
             draw(results, args.plot)
-    except (InputError, OSError) as error:
+    except (ValueError, OSError) as error:  # an option out of its range is a ValueError
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     return 0 if passed(results) else 1
