@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test parity lint format bench examples venv clean
+.PHONY: help demo test parity lint format bench report examples venv clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,9 @@ format: $(VENV)/.dev  ## format, and fix what ruff can fix
 
 bench: $(VENV)/.smollm2  ## measure throughput, written as JSON
 	$(BIN)/python -m bench.throughput $(BENCH_ARGS)
+
+report: $(VENV)/.dev $(VENV)/.smollm2  ## measure for twenty minutes, written as one HTML page
+	$(BIN)/python -m bench.report $(BENCH_ARGS)
 
 examples: $(VENV)/.smollm2  ## run every script in examples/
 	@set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done

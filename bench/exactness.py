@@ -1,6 +1,6 @@
 """Is a method's output AutoRegressive's? Every difference on real prompts, with its margin, and the task scores of all.
 
-    python -m bench.exactness --data FILE ... [--method NAME ...] [--json FILE] [--plot FILE] [--quick]
+    python -m bench.exactness [--data FILE ...] [--method NAME ...] [--json FILE] [--plot FILE] [--quick]
 
 All methods decode the same prefilled prompts. A difference is a near tie where neither method saw the two best logits
 further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defect, and the exit code 1. `aspire-fixed`
@@ -25,13 +25,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aspire_jax import load
+from aspire_jax.cli import demo_prompts
 from aspire_jax.cli.setup import policy_options, positive, use_compile_cache
 from aspire_jax.comparing import NEAR_TIE, Comparison, Run, bit_differences, comparison, follow, in_turns
 from aspire_jax.costs import Fit
 from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
 from aspire_jax.methods import METHODS
-from aspire_jax.request import Prepared, prepare
+from aspire_jax.request import Prepared, Request, prepare
 from aspire_jax.results import Completion
 from aspire_jax.serving import Stream
 from aspire_jax.sizing import engine_for
@@ -39,6 +40,8 @@ from bench import command, datasets, machine, plots, scoring
 from bench.datasets import Item
 
 REFERENCE = "autoregressive"
+# Tokens of a prompt of text that Python carries, where no data is given.
+_TEXT = 1500
 
 
 def main() -> int:
@@ -51,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         "exactness", __doc__, quick="4 prompts of at most 1,500 tokens, 16 new", plot="equal answers and task scores"
     )
     made.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
-    made.add_argument("--data", nargs="+", required=True, metavar="FILE", help="prompts (see bench/datasets.py)")
+    made.add_argument("--data", nargs="+", default=[], metavar="FILE", help="prompts (see bench/datasets.py)")
     made.add_argument("--longest", type=positive, default=8000, help="leave out prompts of more tokens")
     made.add_argument("--shortest", type=positive, default=1, help="and of fewer")
     made.add_argument("--limit", type=positive, help="prompts at most, spread over all lengths; all where not given")
@@ -74,7 +77,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
     use_compile_cache()
     loaded = load(args.model)
     items = {item.id: item for item in datasets.read(args.data)}
-    chosen = _choose(loaded, list(items.values()), args)
+    chosen = _choose(loaded, [item.request() for item in items.values()], args)
     answers: dict[str, list[Completion]] = {name: [] for name in (REFERENCE, *methods)}
     found: dict[str, list[Comparison]] = {name: [] for name in methods}
     fit: Fit | None = None
@@ -180,9 +183,9 @@ def task_scores(items: Mapping[str | int, Item], answers: Mapping[str, Sequence[
     for name, given in answers.items():
         scored: dict[str, list[float]] = {}
         for answer in given:
-            item = items[answer.id]
-            value = scoring.score(item, answer.text)
-            if value is not None:
+            item = items.get(answer.id)
+            value = None if item is None else scoring.score(item, answer.text)
+            if item is not None and value is not None:
                 scored.setdefault(item.dataset, []).append(value)
         for task, values in scored.items():
             row = out.setdefault(task, {"metric": scoring.METRICS[task], "answers": len(values), "scores": {}})
@@ -190,9 +193,13 @@ def task_scores(items: Mapping[str | int, Item], answers: Mapping[str, Sequence[
     return dict(sorted(out.items()))
 
 
-def _choose(loaded: Model, items: Sequence[Item], args: argparse.Namespace) -> list[Prepared]:
-    """The prompts within the bounds, shortest first, so that a batch's lengths are alike."""
-    ready = prepare(loaded, [item.request() for item in items], max_tokens=1, truncate=True)
+def _choose(loaded: Model, requests: list[Request], args: argparse.Namespace) -> list[Prepared]:
+    """The prompts within the bounds, shortest first, so that a batch's lengths are alike; Python's own without data."""
+    if not requests:
+        if loaded.tokenizer is None:
+            raise InputError(f"model {loaded.name}: no tokenizer, expected a folder converted with its tokenizer")
+        requests = demo_prompts.requests(loaded.tokenizer, min(args.longest, _TEXT), args.batch)
+    ready = prepare(loaded, requests, max_tokens=1, truncate=True)
     room = min(args.longest, loaded.config.max_length - args.max_tokens)
     fitting = sorted((r for r in ready if args.shortest <= len(r.tokens) <= room), key=lambda r: len(r.tokens))
     if not fitting:
