@@ -5,7 +5,8 @@
 The library's own draft-length policies run step by step; only the model is replaced by acceptances (`simulation.paper`
 says how they are drawn) and the clock by the cost model with coefficients solved from the paper's step times. For each
 model and workload: the paper's speedup over AutoRegressive, the simulated one, their difference; then `adaptive`, which
-the paper does not have, on the traces of ASPIRE; and how far hindsight would get.
+the paper does not have, on the traces of ASPIRE; and how far hindsight would get. Last, by data sheets, what batch,
+context, tensor parallelism and card change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from aspire_jax.cli.setup import positive
 from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength
 from aspire_jax.methods import METHODS
 from bench import command, machine, plots
-from bench.simulation import hindsight, paper
+from bench.simulation import hindsight, paper, what_if
 from bench.simulation.machine import GAMMA, MODELS, WORKLOADS, ExactShapes
 from bench.simulation.paper import CELLS, MIXED, SYNCHRONISED, Cell
 from bench.simulation.replay import Result, Scene, replay
@@ -67,6 +68,8 @@ def measure(args: argparse.Namespace, say: command.Say) -> command.Results:
     results["adaptive"] = [_against(cell, found, best[cell]) for cell in CELLS]
     results["summary"] = _summary(results)
     say(_table(results))
+    results["what_if"] = what_if.study(what_if.policies(), spreads[what_if.CELL], steps)
+    say(what_if.table(results["what_if"]))
     return results
 
 
