@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aspire_jax import methods
 from aspire_jax.draft_length import AdaptiveDraftLength, AdaptiveState, likelihood
 from aspire_jax.signals import unknown
 
@@ -192,6 +193,20 @@ def test_losses_stay_within_the_allowance(mixed: bool) -> None:
     # Beyond the allowance at most what was under way when it ran out.
     assert spent <= 1.02 * should + (2 + 4) * float(plain)
     assert b.sum() > 0
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_method(mixed: bool) -> None:
+    """Answers are those of plain decoding, over slots that are taken over, and drafts are made and accepted."""
+    options = {"d_max": 2, "k_min": 3, "rho": 0.1, "recent": 1, "mixed": mixed, "regret_steps": 1e3}
+    engine = methods.configure(
+        tiny.config(), "adaptive", batch=4, capacity=64, max_new=24, options=options, page_size=tiny.PAGE
+    )
+    assert engine.mixed == mixed
+    prompts = tiny.prompts((13, 40, 7, 30, 22, 18))
+    answers, _ = tiny.serve(engine, [tiny.Request(p) for p in prompts])
+    tiny.assert_same(answers, tiny.greedy(engine.config, prompts, 24))
+    assert sum(a.accepted for a in answers) > 0
 
 
 def test_options_are_checked() -> None:
