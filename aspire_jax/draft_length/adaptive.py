@@ -63,7 +63,7 @@ class AdaptiveDraftLength:
       keep: share of a row's past that a verification leaves; what it learned fades over about 1 / (1 - keep) of them.
       regret_share, regret_steps: speculation stops while it has lost more than this share of the time, plus this many
         plain steps, against plain decoding.
-      confidence: whether held drafts count by their top probability; otherwise by their row's rate.
+      confidence: whether held drafts count by their margin; otherwise by their row's rate.
     """
 
     d_max: int = 16
@@ -85,7 +85,7 @@ class AdaptiveDraftLength:
 
     @property
     def signals(self) -> tuple[str, ...]:
-        return ("top_probability",) if self.confidence else ()
+        return ("margin",) if self.confidence else ()
 
     def init(self, batch: int) -> AdaptiveState:
         zero = jnp.zeros((), jnp.float32)
@@ -123,7 +123,7 @@ class AdaptiveDraftLength:
             state.likelihood, state.kind, outcome.verified, outcome.drafts, outcome.accepted, self.keep
         )
         place = jnp.arange(self.d_max, dtype=jnp.int32)[None] == state.made[:, None]
-        kind = likelihood.class_of(outcome.signals.top_probability)
+        kind = likelihood.class_of(outcome.signals.margin)
         return AdaptiveState(
             likelihood=after,
             kind=jnp.where(place & outcome.drafted[:, None], kind[:, None], state.kind),

@@ -2,7 +2,7 @@
 
 Two questions, two estimates. Of the next draft nothing is known but whose it is: its row's rate, accepted over tried,
 both fading sums (a mean of ratios would be biased low), filled up with drafts at the batch's rate, and that with drafts
-at a prior's. Of a draft that is held its top probability is known too: log-odds of acceptance = its class's + its
+at a prior's. Of a draft that is held its margin is known too: log-odds of acceptance = its class's + its
 row's, both fitted online by Newton steps on what verifications say. What is not observed fades as well, so a row that
 stopped drafting comes to be taken for an average one, and a batch that stopped for a new one.
 """
@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Upper edges of the classes of a draft's top probability, the last one open; one more class for the unmeasured.
-EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
-# Log-odds of acceptance in each class before anything was seen.
-PRIOR = (-0.6, -0.2, 0.2, 0.6, 1.1, 1.6, 2.1, 2.8, 3.5, 1.4)
+# Upper edges of the classes of a draft's margin (its logit above the second best), the last one open; and one more
+# class, for the unmeasured.
+EDGES = (0.05, 0.1, 0.2, 0.35, 0.55, 0.8, 1.2, 2.0, 3.5)
+# Log-odds of acceptance in each class before anything was seen: about what they are on SmolLM2 (docs/adaptive.md).
+PRIOR = (0.2, 0.3, 0.6, 1.2, 1.6, 2.2, 2.7, 3.2, 4.3, 5.5, 2.0)
 CLASSES = len(PRIOR)
 # Drafts that the level above counts for in a rate.
 WEIGHT = 16.0
@@ -60,11 +61,11 @@ def unknown(batch: int) -> Likelihood:
     return Likelihood(rows, rows, zero, zero, jnp.asarray(PRIOR, jnp.float32), classes, rows, rows)
 
 
-def class_of(top_probability: jax.Array) -> jax.Array:
-    """Class of a draft's top probability (NaN: not measured), int32 of the same shape."""
-    edges = np.asarray(EDGES, np.float32).reshape((-1,) + (1,) * top_probability.ndim)
-    kind = jnp.sum(top_probability[None] > edges, axis=0)
-    return jnp.where(jnp.isnan(top_probability), CLASSES - 1, kind).astype(jnp.int32)
+def class_of(margin: jax.Array) -> jax.Array:
+    """Class of a draft's margin (NaN: not measured), int32 of the same shape."""
+    edges = np.asarray(EDGES, np.float32).reshape((-1,) + (1,) * margin.ndim)
+    kind = jnp.sum(margin[None] > edges, axis=0)
+    return jnp.where(jnp.isnan(margin), CLASSES - 1, kind).astype(jnp.int32)
 
 
 def rate(of: Likelihood, prior: float) -> jax.Array:

@@ -150,7 +150,7 @@ def advance(policy: DraftLengthPolicy, mixed: bool, shapes: Any, steps: int, sce
     """`steps` more steps."""
     traces, active = scene.traces, jnp.asarray(scene.active)
     requests, positions = traces.run.shape
-    run_of, top_of, start = (jnp.asarray(x) for x in traces)
+    run_of, margin_of, start = (jnp.asarray(x) for x in traces)
     batch = active.shape[0]
     actual, cost = CostModel(jnp.asarray(scene.truth)), CostModel(jnp.asarray(scene.believed))
     share, least = jnp.asarray(scene.budget)
@@ -166,7 +166,7 @@ def advance(policy: DraftLengthPolicy, mixed: bool, shapes: Any, steps: int, sce
         drafts = jnp.where(verified, carry.drafted, 0)
         accepted = jnp.minimum(run_of[carry.request, carry.position], drafts)
         emitted = jnp.where(verified, accepted + 1, 0)
-        top = top_of[carry.request, carry.position, jnp.minimum(carry.drafted, traces.d_max - 1)]
+        margin = margin_of[carry.request, carry.position, jnp.minimum(carry.drafted, traces.d_max - 1)]
         work = shapes.forecast(drafting, queries, length, selected)
         starts = jnp.any(drafting & (carry.drafted == 0))
         work = work + jnp.where(starts, shapes.copy(selected), 0.0)
@@ -178,7 +178,7 @@ def advance(policy: DraftLengthPolicy, mixed: bool, shapes: Any, steps: int, sce
             emitted=emitted,
             drafted=drafting,
             token=jnp.where(drafting, 0, -1).astype(jnp.int32),
-            signals=Signals(jnp.where(drafting, top, np.float32(np.nan)), nan, nan, nan),
+            signals=Signals(nan, jnp.where(drafting, margin, np.float32(np.nan)), nan, nan),
             seconds=cost.seconds(work),
             plain_seconds=cost.seconds(plain),
             active=active,

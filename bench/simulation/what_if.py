@@ -44,7 +44,7 @@ def study(policies: dict[str, DraftLengthPolicy], spread: float, steps: int, see
     scenes = []
     for case in CASES:
         costs = cards.coefficients(config, cards.CARDS[case.card], case.parallel)
-        moved = Acceptance(traces.run, traces.top, np.full_like(traces.start, case.context))
+        moved = Acceptance(traces.run, traces.margin, np.full_like(traces.start, case.context))
         scenes.append(Scene(moved, case.batch, costs, costs))
     shapes = machine.ExactShapes(refreshes=1 / config.n_layers)
     found = {name: replay(p, scenes, mixed=True, shapes=shapes, steps=steps) for name, p in policies.items()}

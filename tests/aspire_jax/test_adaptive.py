@@ -36,8 +36,8 @@ def seen(policy: AdaptiveDraftLength, accepted: Any, tried: Any, **fields: Any) 
 
 
 def test_classes_of_confidence() -> None:
-    top = jnp.asarray([0.0, 0.2, 0.21, 0.5, 0.97, 1.0, np.nan], jnp.float32)
-    assert likelihood.class_of(top).tolist() == [0, 0, 1, 2, 7, 8, 9]
+    margin = jnp.asarray([0.0, 0.05, 0.06, 0.5, 2.5, 9.0, np.nan], jnp.float32)
+    assert likelihood.class_of(margin).tolist() == [0, 0, 1, 4, 8, 9, 10]
 
 
 def test_sums_by_hand() -> None:
@@ -139,10 +139,9 @@ def test_best_length_by_enumeration() -> None:
 def test_a_doubtful_draft_ends_its_rows_drafting() -> None:
     policy = AdaptiveDraftLength(d_max=8)
     state = seen(policy, [80] * B, [100] * B, made=jnp.ones(B, jnp.int32))
-    top = rows(0.999, 0.05, 0.999, 0.05)
-    signals = unknown(B)._replace(top_probability=top)
+    signals = unknown(B)._replace(margin=rows(5.0, 0.01, 5.0, 0.01))
     made = policy.update(state.replace(made=jnp.zeros(B, jnp.int32)), outcome(drafted=[True] * B, signals=signals))
-    assert made.kind[:, 0].tolist() == [8, 0, 8, 0]
+    assert made.kind[:, 0].tolist() == [9, 0, 9, 0]
     assert decide(policy, made, view(8, READ, drafted=[1] * B, selected=[512.0] * B)) == "DVDV"
 
 
@@ -178,7 +177,7 @@ def test_losses_stay_within_the_allowance(mixed: bool) -> None:
         plain = cost.seconds(static.forecast(jnp.zeros(B, bool), jnp.ones(B, jnp.int32), v.lengths, v.selected))
         told = outcome(
             verified=verified, drafts=jnp.where(verified, drafted, 0), emitted=verified.astype(jnp.int32),
-            drafted=drafting, signals=unknown(B)._replace(top_probability=jnp.where(drafting, 0.999, jnp.nan)),
+            drafted=drafting, signals=unknown(B)._replace(margin=jnp.where(drafting, 5.0, jnp.nan)),
             seconds=seconds, plain_seconds=plain,
         )  # fmt: skip
         drafted = jnp.where(drafting, drafted + 1, jnp.where(verified, 0, drafted))
