@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from aspire_jax.cli.setup import positive
 from aspire_jax.errors import InputError
 from bench import command, peers_llama_cpp, peers_transformers, plots, spread
 
@@ -36,21 +37,31 @@ Generate = Callable[[Sequence[np.ndarray], int], tuple[Answers, float, float]]
 
 
 def main() -> int:
-    parser = command.parser(
+    return command.run(parser(), measure, draw, passed=passed)
+
+
+def passed(results: Mapping[str, Any]) -> bool:
+    """Whether every difference between answers is explained."""
+    return not results["unexplained"]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = command.parser(
         "peers", __doc__, quick="one context of 512 tokens, 1 seed, 16 tokens", plot="decode and prefill speeds"
     )
-    parser.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
-    parser.add_argument(
+    made.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
+    made.add_argument(
         "--gguf", metavar="FILE", help="the same model for llama.cpp (default: what the alias is made of)"
     )
-    parser.add_argument("--data", nargs="+", default=[], metavar="FILE", help="prompts (see bench/datasets.py)")
-    parser.add_argument("--methods", nargs="+", default=[REFERENCE, "aspire"], metavar="NAME", help="of this library")
-    parser.add_argument("--contexts", nargs="+", type=int, metavar="N", help="tokens (default: 2000 7000)")
-    parser.add_argument("--batches", nargs="+", type=int, metavar="B", help="prompts at a time (default: 1 4)")
-    parser.add_argument("--seeds", type=int, help="how many (default: 3)")
-    parser.add_argument("--max-tokens", type=int, help="tokens of each answer (default: 64)")
-    parser.add_argument("--threads", type=int, help="for everyone (default: all cores of this process)")
-    return command.run(parser, measure, draw, passed=lambda results: not results["unexplained"])
+    made.add_argument("--data", nargs="+", default=[], metavar="FILE", help="prompts (see bench/datasets.py)")
+    made.add_argument("--methods", nargs="+", default=[REFERENCE, "aspire"], metavar="NAME", help="of this library")
+    made.add_argument("--contexts", nargs="+", type=positive, metavar="N", help="tokens (default: 2000 7000)")
+    made.add_argument("--batches", nargs="+", type=positive, metavar="B", help="prompts at a time (default: 1 4)")
+    made.add_argument("--seeds", type=positive, help="how many (default: 3)")
+    made.add_argument("--max-tokens", type=positive, help="tokens of each answer (default: 64)")
+    made.add_argument("--threads", type=int, help="for everyone (default: all cores of this process)")
+    return made
 
 
 def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:

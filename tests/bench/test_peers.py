@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from bench import peers, peers_llama_cpp, peers_transformers
+from bench import machine, peers, peers_llama_cpp, peers_transformers
 from convert.gguf_file import read_gguf
 from tests.fixtures import cases, gguf_files
 
@@ -80,3 +82,36 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     assert "expected: pip install 'aspire-jax[peers]'" in peers_llama_cpp.missing()
     assert "expected: pip install 'aspire-jax[parity]'" in peers_transformers.missing()
+
+
+def test_the_whole_of_it_on_a_tiny_model(folder, data, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    from aspire_jax.cli import setup
+
+    monkeypatch.setattr(setup, "use_compile_cache", lambda: None)
+    monkeypatch.setattr(machine, "rates", lambda repeats=5: {"read_gb_s": 10.0, "matmul_gflop_s": 100.0})
+    arguments = ["--model", str(folder), "--data", *data, "--contexts", "40", "--batches", "1", "2", "--seeds", "2"]
+    arguments += ["--max-tokens", "8", "--methods", "autoregressive", "--json", str(tmp_path / "x.json")]
+    assert peers.command.run(peers.parser(), peers.measure, peers.draw, arguments, peers.passed) == 0
+    results = json.loads((tmp_path / "x.json").read_text())
+    assert "llama.cpp" in results["left_out"] and results["unexplained"] == [] and "torch" in str(results["versions"])
+    one, two = results["cells"]
+    lookup = "transformers, prompt lookup"
+    assert [p["program"] for p in one["programs"]] == ["autoregressive", "transformers", lookup]
+    assert [p["program"] for p in two["programs"]] == ["autoregressive", "transformers"]
+    for cell, answers in ((one, 2), (two, 4)):
+        assert all(38 < length <= 40 for length in cell["prompt_tokens"])
+        for row in cell["programs"]:
+            assert row["answers"] == answers and row["equal"] + len(row["margins"]) == answers
+            assert all(len(row[f"{kind}_tokens_per_second"]["values"]) == 2 for kind in ("decode", "prefill"))
+    assert "left out: llama.cpp: " in capsys.readouterr().out
+
+
+def test_refused(folder, data, capsys):
+    common = ["--model", str(folder), "--data", *data, "--contexts", "40", "--batches", "1", "--seeds", "1"]
+    for more, message in (
+        (["--threads", "0"], "--threads: 0, expected 1 to"),
+        (["--methods", "aspire"], "--methods: aspire, expected autoregressive and others of"),
+    ):
+        assert peers.command.run(peers.parser(), peers.measure, peers.draw, [*common, *more], peers.passed) == 2
+        assert message in capsys.readouterr().err
