@@ -117,6 +117,7 @@ class _Attention:
         slot = jnp.arange(engine.d_max, dtype=jnp.int32)[None]
         self.tail_now = slot == s.drafted[:, None]  # [B, tail] where this step's draft token goes
         self.tail_seen = slot <= s.drafted[:, None]
+        self.seen: xla.Seen | None = None  # of the layer attended to last, where it is measured
         if shape.kind == "packed":
             causal = (batch.query[:, None] >= batch.query[None, :]) & (batch.row[:, None] == batch.row[None, :])
             verifying = ~batch.drafting[batch.row] & batch.valid
@@ -160,6 +161,16 @@ class _Attention:
         c, s = self.cache, self.state.slots
         k, v = kv.leaf(c.k, layer), kv.leaf(c.v, layer)
         return xla.over_rows(q, k, v, s.table, self.lengths, self.engine.consecutive)
+
+    def whole_measured(self, q: jax.Array, layer: int | jax.Array) -> Partial:
+        """As `whole`; keeps what `measure` asks for next, where it does."""
+        if not isinstance(layer, int) or layer not in self.engine.plan.verify_layers or not self.engine.d_max:
+            return self.whole(q, layer)
+        c, s = self.cache, self.state.slots
+        k, v = kv.leaf(c.k, layer), kv.leaf(c.v, layer)
+        last = jnp.clip(self.batch.queries - 1, 0, q.shape[1] - 1)
+        part, self.seen = xla.over_rows_keeping(q, k, v, s.table, self.lengths, self.engine.consecutive, last)
+        return part
 
     def among_new(self, q: jax.Array, k: jax.Array, v: jax.Array) -> Partial:
         """Equal rows' new tokens among themselves. q: [B, Q, Hkv, G, D]; k, v: [B, Q, Hkv, D]."""
@@ -221,7 +232,7 @@ class _Attention:
         if self.shape.kind == "dense":
             rows = (e.batch, self.shape.queries)
             qr, kr, vr = (x.reshape(*rows, *x.shape[1:]) for x in (q, k, v))
-            part = merge(self.whole(qr, layer), self.among_new(qr, kr, vr))
+            part = merge(self.whole_measured(qr, layer), self.among_new(qr, kr, vr))
             return Partial(*(x.reshape(-1, *x.shape[2:]) for x in part))
         far, near = self.packed(q, k, v, layer, refresh)
         if not e.d_max:
@@ -257,10 +268,12 @@ class _Attention:
         last = b.first + jnp.maximum(b.queries - 1, 0)
         ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
         ends = jnp.minimum(ends, q.shape[0] - 1)
-        weights = xla.weights_of(
-            q[ends], log_sum_exp(part)[ends], kv.leaf(self.cache.k, layer), s.table, self.lengths,
-            self.engine.consecutive,
-        )  # fmt: skip
+        lse = log_sum_exp(part)[ends]
+        if self.seen is not None:
+            weights, self.seen = self.seen.of(lse), None
+        else:
+            k = kv.leaf(self.cache.k, layer)
+            weights = xla.weights_of(q[ends], lse, k, s.table, self.lengths, self.engine.consecutive)
         size = self.engine.page_size
         missed = None if selection is None else signals.outside_of(weights, selection, size)
         return page_mass(weights, self.engine.plan.heads, size), missed

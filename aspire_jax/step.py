@@ -211,15 +211,18 @@ def _renew(engine: Engine, state: State, drafting: jax.Array) -> State:
     stale = state.slots.stale & drafting
 
     def gather(state: State) -> kv.KVCache:
-        def one(leaves: kv.Leaves, layer: int, set_index: int) -> jax.Array:
-            pages = kv.leaf(leaves, layer if engine.unrolled else jnp.int32(layer))
-            return kv.selected_view(pages, state.slots.table, state.selection[set_index])
+        def one(leaves: kv.Leaves, old: kv.Leaves, layer: int) -> jax.Array:
+            at = layer if engine.unrolled else jnp.int32(layer)
+            if not engine.plan.reads_copy(layer):
+                return kv.leaf(old, at)
+            return kv.selected_view(kv.leaf(leaves, at), state.slots.table, state.selection[engine.plan.sets[layer]])
 
-        def all_layers(leaves: kv.Leaves) -> kv.Leaves:
-            copies = [one(leaves, i, j) for i, j in enumerate(engine.plan.sets)]
+        def all_layers(leaves: kv.Leaves, old: kv.Leaves) -> kv.Leaves:
+            copies = [one(leaves, old, layer) for layer in range(engine.config.n_layers)]
             return tuple(copies) if engine.unrolled else jnp.stack(copies)
 
-        return kv.KVCache(all_layers(state.cache.k), all_layers(state.cache.v))
+        cache, old = state.cache, state.compact
+        return kv.KVCache(all_layers(cache.k, old.k), all_layers(cache.v, old.v))
 
     compact = jax.lax.cond(jnp.any(stale), gather, lambda s: s.compact, state)
     # The copy was made for every row, from each row's current selection and cache: none is outdated now.

@@ -75,6 +75,11 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Part
     Args:
       visible: which keys each query may see; broadcasts against [..., N, S] and has its rank.
     """
+    return attend_keeping(q, k, v, visible)[0]
+
+
+def attend_keeping(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> tuple[Partial, jax.Array]:
+    """As `attend`, and the weights exp(score - top) [..., N, S] it summed."""
     scores = jnp.where(visible, scores_of(q, k), MASKED)
     top = jnp.max(scores, axis=-1)
     # Where a query sees no key the maximum is MASKED itself; measured from zero instead, its weights vanish.
@@ -82,4 +87,4 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Part
     out = jnp.einsum(
         "...ns,...sd->...nd", weights, v.astype(jnp.float32), precision=PRECISION, preferred_element_type=jnp.float32
     )
-    return Partial(out, top, jnp.sum(weights, axis=-1))
+    return Partial(out, top, jnp.sum(weights, axis=-1)), weights

@@ -49,6 +49,14 @@ class Plan:
         """Number of different selections."""
         return max(self.sets, default=0) + 1
 
+    def reads_copy(self, layer: int) -> bool:
+        """Whether a draft reads the layer's selected pages from the copy made before the step.
+
+        A refresh layer reads everything, and a layer that is served within the step a selection of that step.
+        """
+        served = self.same_step and layer >= min(self.refresh_layers, default=layer + 1)
+        return layer not in self.refresh_layers and not served
+
 
 class Room(NamedTuple):
     """The room a row has, all static: what turns a policy's budget in tokens into pages.

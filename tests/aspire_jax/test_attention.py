@@ -225,6 +225,25 @@ def test_weights_of(case: Case, table: str) -> None:
             assert not got[data.lengths == 0].any()
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_weights_kept_from_attention(case: Case) -> None:
+    """Those of each row's first and last query, under the denominator of more keys than those in the cache."""
+    data = draw(case, "shuffled")
+    last = np.random.default_rng(3).integers(0, case.q, case.b).astype(np.int32)
+    keeping = jax.jit(xla.over_rows_keeping, static_argnums=5)
+    part, seen = keeping(data.q, data.k, data.v, data.table, data.lengths, False, last)
+    out, lse, weights = by_rows(data)
+    check(part, out, lse)
+    wider = np.logaddexp(lse, 0.5)
+    share = np.exp(np.where(np.isinf(lse), 0, lse) - np.where(np.isinf(wider), 0, wider))[..., None]
+    rows = np.arange(case.b)
+    ends = [np.stack([x[rows, 0], x[rows, last]], axis=1) for x in (wider, weights * share)]
+    got = np.asarray(seen.of(jnp.asarray(ends[0], jnp.float32)))
+    assert got.shape == (case.b, 2, case.h, case.g, case.pages * case.size)
+    assert np.linalg.norm(got - ends[1]) <= 1e-4 * np.linalg.norm(ends[1])
+    assert not got[data.lengths == 0].any()
+
+
 @pytest.mark.parametrize("parts", [2, 4])
 def test_merged_parts_are_the_whole(parts: int) -> None:
     """Also where a part sees no key, and where the scores of the parts lie far apart."""

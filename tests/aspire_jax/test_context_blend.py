@@ -140,6 +140,19 @@ def test_blend_plan() -> None:
     assert (spared.refresh_layers, spared.verify_layers, spared.same_step) == ((), (20,), False)
 
 
+def test_which_layers_read_the_copy() -> None:
+    """A refresh layer reads everything, and the layers behind one that serves them read the step's own selection."""
+    config = tiny.config(layers=5)
+
+    def readers(policy: Any) -> list[int]:
+        return [i for i in range(5) if policy.plan(config).reads_copy(i)]
+
+    assert readers(BlendContext(layers=(2,))) == [0, 1]
+    assert readers(BlendContext(layers=(2,), renew="verification")) == [0, 1, 2, 3, 4]
+    assert readers(RefreshContext(layers=(2,))) == [0, 1, 3, 4]
+    assert readers(RefreshContext(layers=(1, 3))) == [0]
+
+
 def test_rho_widens_the_budget_with_the_context() -> None:
     """ceil(0.5 * 36) = 18 tokens are 5 pages, ceil(0.5 * 40) = 20 are 5 too; at least 16 tokens are 4."""
     policy = BlendContext(rho=0.5, least=16, sinks=4, layers=(2,))
