@@ -31,9 +31,10 @@ class Difference:
     """Where an answer departs from the reference.
 
     Attributes:
-      index: the request's.
+      index: the request's; choice: which of its completions.
       position: its first token that differs.
-      margin: how far the chosen token's logit lay above the second best there, in the method where that is more.
+      margin: how far the chosen token's logit lay above the second best there, in the method where that is more; how
+        far it was from another token being drawn, where it was sampled (see `Completion`).
       near_tie: whether rounding explains it.
     """
 
@@ -41,6 +42,7 @@ class Difference:
     position: int
     margin: float
     near_tie: bool
+    choice: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,7 @@ def follow(stream: Stream) -> Run:
             arrivals.append(Arrival(index=chunk.index, tokens=len(chunk.token_ids), decoding=decoding, waiting=waiting))
         if chunk.completion is not None:
             answers.append(chunk.completion)
-    answers.sort(key=lambda answer: answer.index)
+    answers.sort(key=lambda answer: (answer.index, answer.choice))
     return Run(answers=answers, report=stream.report, arrivals=arrivals)
 
 
@@ -185,6 +187,8 @@ def compare(
     progress: Callable[[str, Report], None] | None = None,
 ) -> Comparison:
     """Decodes `requests`, all at a time, with both methods in turns.
+
+    Sampled requests are comparable, too: the same seeds give the same tokens (`coupled` acceptance).
 
     Args:
       requests: as `request.prepare` made them.
@@ -206,17 +210,17 @@ def compare(
 
 def comparison(reference: Sequence[Run], candidate: Sequence[Run], near_tie: float) -> Comparison:
     """The candidate's runs against the reference's; its answer is equal only if it is in every round."""
-    found: dict[int, Difference] = {}
+    found: dict[tuple[int, int], Difference] = {}
     for run in candidate:
         for difference in differences(reference[0].answers, run.answers, near_tie):
-            worse = difference.index not in found or not difference.near_tie
-            found |= {difference.index: difference} if worse else {}
+            key = (difference.index, difference.choice)
+            found |= {key: difference} if key not in found or not difference.near_tie else {}
     return Comparison(
         reference=reference[0].answers,
         candidate=candidate[-1].answers,
         reference_reports=[run.report for run in reference],
         candidate_reports=[run.report for run in candidate],
-        differences=sorted(found.values(), key=lambda d: d.index),
+        differences=[found[key] for key in sorted(found)],
     )
 
 
@@ -231,7 +235,8 @@ def differences(reference: Sequence[Completion], candidate: Sequence[Completion]
         position = n if same.all() else int(np.argmin(same))
         # Where one answer merely goes on, no margin excuses it.
         margin = float(max(a.margins[position], b.margins[position])) if position < n else float("inf")
-        out.append(Difference(index=a.index, position=position, margin=margin, near_tie=margin < near_tie))
+        near = margin < near_tie
+        out.append(Difference(index=a.index, choice=a.choice, position=position, margin=margin, near_tie=near))
     return out
 
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from aspire_jax import costs, methods
+from aspire_jax.answers import Row, completion
 from aspire_jax.cache import KVCache
 from aspire_jax.engine import RUNNING, STOP, Engine, State
 from aspire_jax.loading import Model
@@ -25,7 +26,7 @@ from aspire_jax.observation import window_of
 from aspire_jax.prefill import chunks
 from aspire_jax.programs import Programs, compiled
 from aspire_jax.request import Prepared, prepare
-from aspire_jax.results import Chunk, Completion, Report, Stats, TokenLogprob
+from aspire_jax.results import Chunk, Completion, Report, Stats
 from aspire_jax.sampling import params as sampling_params
 from aspire_jax.sampling.params import SamplingFields
 from aspire_jax.sampling.rows import Acceptance
@@ -112,18 +113,6 @@ def stream(
     return Stream(model, requests, engine, fit=fit, progress=progress)
 
 
-@dataclasses.dataclass
-class _Row:
-    """A request in a slot."""
-
-    request: Prepared
-    transcript: Transcript
-    seen: int = 0  # tokens taken from the slot's output buffer
-    stats: Stats = dataclasses.field(
-        default_factory=lambda: Stats(steps=0, drafted=0, accepted=0, verifications=0, emitted=0)
-    )
-
-
 class Stream(Iterator[Chunk]):
     """An iterator of `Chunk`s; answers come in the order in which they finish.
 
@@ -165,7 +154,7 @@ class Stream(Iterator[Chunk]):
         self._model, self._engine, self._keep = model, engine, keep_cache
         self.progress = progress
         self._queue = collections.deque(requests)
-        self._rows: list[_Row | None] = [None] * engine.batch
+        self._rows: list[Row | None] = [None] * engine.batch
         self._finished = Stats(steps=0, drafted=0, accepted=0, verifications=0, emitted=0)
         self._chunks: Generator[Chunk] = self._serve()
 
@@ -231,7 +220,7 @@ class Stream(Iterator[Chunk]):
         self.report.prefill_seconds += time.perf_counter() - started
         prompt = [int(t) for t in request.tokens[-32:]]
         transcript = Transcript(self._model.tokenizer, prompt, request.stop, request.sampling.min_tokens)
-        self._rows[slot] = _Row(request, transcript)
+        self._rows[slot] = Row(request, transcript)
         return state
 
     def _run(self, programs: Programs, state: State) -> State:
@@ -292,7 +281,7 @@ class Stream(Iterator[Chunk]):
                 text=row.transcript.take(final=done),
                 token_ids=row.transcript.token_ids[before:],
                 choice=row.request.choice,
-                completion=_completion(row, int(reason), slots, state, slot) if done else None,
+                completion=completion(row, int(reason), slots, state, slot) if done else None,
             )
             self.report.completion_tokens += len(chunk.token_ids)
             if done:
@@ -316,43 +305,6 @@ class Stream(Iterator[Chunk]):
         self.report.stage = stage
         if self.progress is not None:
             self.progress(self.report)
-
-
-def _completion(row: _Row, reason: int, slots: Mapping[str, np.ndarray], state: State, slot: int) -> Completion:
-    answer, request = row.transcript, row.request
-    return Completion(
-        id=request.id,
-        index=request.index,
-        choice=request.choice,
-        seed=request.sampling.seed,
-        text=answer.text,
-        token_ids=answer.token_ids,
-        finish_reason="stop" if answer.stopped or reason == STOP else "length",
-        prompt_tokens=len(request.tokens),
-        stats=row.stats,
-        margins=slots["margin"][slot, : len(answer.token_ids)].copy(),
-        rounds=_rounds(slots["held"][slot, : row.seen]),
-        logprobs=_logprobs(answer.token_ids, state, slot, request.sampling.logprobs),
-    )
-
-
-def _rounds(held: np.ndarray) -> np.ndarray:
-    """Drafts held and tokens emitted by each verification [n, 2], from the slot's record of its tokens."""
-    first = np.flatnonzero(held >= 0)
-    return np.stack([held[first].astype(int), np.diff(first, append=len(held))], axis=1)
-
-
-def _logprobs(tokens: list[int], state: State, slot: int, best: int | None) -> list[TokenLogprob] | None:
-    """Log-probabilities of an answer's tokens out of the slot's buffers, with `best` alternatives each."""
-    if best is None or state.sampling is None:
-        return None
-    buffers = (state.sampling.logprob, state.sampling.best_token, state.sampling.best_logprob)
-    # Whole buffers: to cut a slot out on the device would be another program.
-    own, ids, values = (np.array(x)[slot, : len(tokens)].tolist() for x in buffers)
-    return [
-        TokenLogprob(token_id=token, logprob=own[i], best=tuple(zip(ids[i][:best], values[i][:best], strict=True)))
-        for i, token in enumerate(tokens)
-    ]
 
 
 def _sum(*stats: Stats) -> Stats:

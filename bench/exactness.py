@@ -5,6 +5,8 @@
 All methods decode the same prefilled prompts. A difference is a near tie where neither method saw the two best logits
 further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defect, and the exit code 1. `aspire-fixed`
 drafts whether it pays or not, which tests more than a scheduler that decodes plainly where drafting cannot pay.
+With --temperature and --seed tokens are drawn, the same ones by every method; a margin is then the least change of
+logits that would draw another token.
 
 With --reproducible every difference is a defect, also one in the last bit of a margin. There a method prefills for
 itself and decodes in half as many slots, in reverse order, so that slots, neighbours and refills differ too.
@@ -25,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aspire_jax import load
-from aspire_jax.cli import demo_prompts
+from aspire_jax.cli import demo_prompts, sampling_options
 from aspire_jax.cli.setup import policy_options, positive, use_compile_cache
 from aspire_jax.comparing import NEAR_TIE, Comparison, Run, bit_differences, comparison, follow, in_turns
 from aspire_jax.costs import Fit
@@ -34,6 +36,7 @@ from aspire_jax.loading import Model
 from aspire_jax.methods import METHODS
 from aspire_jax.request import Prepared, Request, prepare
 from aspire_jax.results import Completion
+from aspire_jax.sampling.params import fresh_seed
 from aspire_jax.serving import Stream
 from aspire_jax.sizing import engine_for
 from bench import command, datasets, machine, plots, scoring
@@ -65,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         "--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of every method given"
     )
     made.add_argument("--reproducible", action="store_true", help="expect the same bits, in other slots")
+    sampling_options.add(made)
     return made
 
 
@@ -111,6 +115,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
         "machine": machine.describe(),
         "options": options,
         "max_tokens": args.max_tokens,
+        "sampling": sampling_options.given(args),
         "reproducible": args.reproducible,
         "defects": sum(row["defects"] for row in rows.values()),
         "methods": rows,
@@ -199,7 +204,10 @@ def _choose(loaded: Model, requests: list[Request], args: argparse.Namespace) ->
         if loaded.tokenizer is None:
             raise InputError(f"model {loaded.name}: no tokenizer, expected a folder converted with its tokenizer")
         requests = demo_prompts.requests(loaded.tokenizer, min(args.longest, _TEXT), args.batch)
-    ready = prepare(loaded, requests, max_tokens=1, truncate=True)
+    if args.temperature and args.seed is None:
+        args.seed = fresh_seed()
+    sampling = sampling_options.given(args)
+    ready = prepare(loaded, requests, max_tokens=1, truncate=True, sampling=sampling)
     room = min(args.longest, loaded.config.max_length - args.max_tokens)
     fitting = sorted((r for r in ready if args.shortest <= len(r.tokens) <= room), key=lambda r: len(r.tokens))
     if not fitting:

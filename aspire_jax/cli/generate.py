@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aspire_jax.cli import progress, requests_file, setup
+from aspire_jax.cli import progress, requests_file, sampling_options, setup
 from aspire_jax.cli.journal import Journal, remembered
 from aspire_jax.errors import InputError
 
@@ -43,29 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the output, discard an interrupted run")
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but the answer and errors")
     setup.add_json(parser, "the run's figures")
-    _add_sampling(parser)
-
-
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Sampling of requests that do not say: every field may also stand in a line of the input."""
-    group = parser.add_argument_group("sampling", "for prompts that do not say; greedy decoding where not given")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 (default) is greedy decoding")
-    group.add_argument("--top-k", type=int, metavar="K", help="draw from the K best tokens")
-    group.add_argument("--top-p", type=float, metavar="P", help="draw from the best tokens of probability P together")
-    group.add_argument(
-        "--min-p", type=float, metavar="P", help="draw from tokens at least P times as probable as the best"
-    )
-    group.add_argument("--repetition-penalty", type=float, metavar="R", help="above 1 for fewer tokens seen before")
-    group.add_argument("--presence-penalty", type=float, metavar="R", help="above 0 for fewer tokens of the answer")
-    group.add_argument("--frequency-penalty", type=float, metavar="R", help="the same, each time it occurs")
-    group.add_argument("--min-tokens", type=int, metavar="N", help="no end before N tokens")
-    group.add_argument("--logprobs", type=int, metavar="K", help="with log-probabilities, and the K best at each place")
-    group.add_argument("--seed", type=int, metavar="S", help="the first answer's; the next ones count on from it")
-    group.add_argument("--n", type=int, metavar="N", help="answers to each prompt")
-    group.add_argument(
-        "--acceptance", choices=("coupled", "rejection"), default="coupled",
-        help="coupled (default): the seed alone decides the answer; rejection: more drafts accepted",
-    )  # fmt: skip
+    sampling_options.add_all(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -192,10 +170,8 @@ def _load(args: argparse.Namespace) -> Model:
 
 
 def _limits(args: argparse.Namespace) -> dict[str, Any]:
-    from aspire_jax.sampling.params import SAMPLING
-
     limits = {name: getattr(args, name) for name in ("max_tokens", "stop", "truncate", "max_length")}
-    return {**limits, "sampling": {name: getattr(args, name, None) for name in SAMPLING}}
+    return {**limits, "sampling": sampling_options.given(args)}
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:

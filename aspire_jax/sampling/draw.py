@@ -143,6 +143,8 @@ def _draw(support: Support, sampling: Sampling, packed: Packed, rows: Rows) -> t
         token = jnp.where(verifies, accept_or_resample(p, q, draft, accept, perturbation), token)
         margin = jnp.where(sampled, jnp.inf, margin)
         at = jnp.where(drafting & packed.valid, row, rows.drafting.shape[0])  # out of range: dropped
+        # Written behind what was read: without this order the buffer would be copied.
+        p, _ = jax.lax.optimization_barrier((p, q))
         proposals = proposals.at[at, slot].set(p, mode="drop")
     drawn = Drawn(token, margin, *_logprobs(support, settings.logprobs[row] & ~drafting, packed.logits, token))
     return proposals, drawn

@@ -15,6 +15,9 @@ from aspire_jax import engine as eng
 from aspire_jax import params, prefill, step
 from aspire_jax.context import RefreshContext
 from aspire_jax.draft_length import AspireDraftLength
+from aspire_jax.sampling import draw
+from aspire_jax.sampling import rows as sampling_rows
+from aspire_jax.sampling.rows import Support
 
 from . import tiny
 from .tiny import Request
@@ -65,12 +68,14 @@ def wide(method: str, **fields: Any) -> eng.Engine:
     return tiny.make(c, context, draft, mixed=not in_step, **fields)
 
 
+EVERYTHING = Support(acceptance="rejection", penalties=True, bias=True, logprobs=5)
 WIDE_ENGINES = {
     "plain dense": wide("plain"),
     "plain packed": wide("plain", dense=False),
     "plain packed scanned": wide("plain", dense=False, unrolled=False),
     "plain packed, any table": wide("plain", dense=False, consecutive=False),
     "in step dense": wide("in step"),
+    "in step dense, rejecting": wide("in step", sampling=EVERYTHING),
     "mixed dense": wide("mixed"),
     "mixed packed, any table": wide("mixed", dense=False, consecutive=False),
     "mixed reproducible": wide("mixed", reproducible=True),
@@ -109,6 +114,32 @@ def test_the_loop_does_not_copy_the_cache(engine: eng.Engine) -> None:
     number = jax.ShapeDtypeStruct((), jnp.int32)
     run = jax.jit(step.run, static_argnums=0, donate_argnums=2)
     check_memory(engine, state, run.lower(engine, weights, state, number, number))
+
+
+def test_drawing_does_not_copy_the_proposals() -> None:
+    """Nor does what it holds grow with the width of the step: 66 tokens here, two at a time."""
+    batch, d_max, v = 2, 32, 1 << 15
+    tokens = batch * (d_max + 1)
+
+    def one(sampling: Any, packed: Any, rows: Any, token: Any, margin: Any) -> Any:
+        return draw.draw(EVERYTHING, sampling, packed, rows, jnp.int32(d_max + 1), token, margin)
+
+    def ints(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def bools(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, bool)
+
+    sampling = jax.eval_shape(lambda: sampling_rows.init(EVERYTHING, v, batch, 8, d_max))
+    margin = jax.ShapeDtypeStruct((tokens,), jnp.float32)
+    packed = draw.Packed(jax.ShapeDtypeStruct((tokens, v), jnp.float32), ints(tokens), ints(tokens), bools(tokens))
+    rows = draw.Rows(bools(batch), ints(batch, d_max), ints(batch), ints(batch), ints(batch), ints(batch, 3))
+    lowered = jax.jit(one, donate_argnums=0).lower(sampling, packed, rows, ints(tokens), margin)
+    memory = lowered.compile().memory_analysis()
+    proposals = bytes_of(sampling.proposals)
+    assert proposals == 4 * batch * d_max * v
+    assert memory.temp_size_in_bytes < 0.75 * proposals
+    assert memory.alias_size_in_bytes >= proposals
 
 
 @pytest.mark.parametrize(
