@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,20 +94,30 @@ def draw(
 
     # B tokens at a time: what is compiled, and what it holds at a time, does not grow with the step's width. Where T is
     # not whole chunks the last one overlaps the one before, and draws the same once more.
-    def chunk(i: jax.Array, carry: tuple[jax.Array, Drawn]) -> tuple[jax.Array, Drawn]:
-        proposals, drawn = carry
+    def chunk(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+        proposals, drafted_from, drawn = carry
         part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i * batch, batch), packed)
-        proposals, new = _draw(support, dataclasses.replace(sampling, proposals=proposals), part, rows)
+        now = dataclasses.replace(sampling, proposals=proposals)
+        p, new = _draw(support, now, part, rows)
+        if rejects:
+            at = jnp.where(rows.drafting[part.row] & part.valid, part.row, batch)  # out of range: dropped
+            drafted_from = drafted_from.at[at].set(p, mode="drop")
         put = lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, i * batch, 0)  # noqa: E731
-        return proposals, jax.tree.map(put, drawn, new)
+        # The barrier keeps the proposals in the carry: what a loop reads and something behind it writes is copied.
+        return jax.lax.optimization_barrier(proposals), drafted_from, jax.tree.map(put, drawn, new)
 
-    # No branch: the proposals are large, and a buffer that a branch may update is copied.
-    proposals, drawn = jax.lax.fori_loop(0, jnp.where(acting, chunks, 0), chunk, (sampling.proposals, begin))
+    rejects = sampling.proposals.shape[1] > 0
+    drafted_from = jnp.zeros((batch, sampling.proposals.shape[2]), jnp.float32)
+    carry = (sampling.proposals, drafted_from, begin)
+    proposals, drafted_from, drawn = jax.lax.fori_loop(0, jnp.where(acting, chunks, 0), chunk, carry)
+    if rejects:
+        slot = jnp.where(rows.drafting, rows.drafted, proposals.shape[1])
+        proposals = proposals.at[jnp.arange(batch, dtype=jnp.int32), slot].set(drafted_from, mode="drop")
     return dataclasses.replace(sampling, proposals=proposals), drawn
 
 
 def _draw(support: Support, sampling: Sampling, packed: Packed, rows: Rows) -> tuple[jax.Array, Drawn]:
-    """As `draw`, for B packed tokens."""
+    """As `draw`, for B packed tokens; returns the distributions they were drawn from where drafts may be rejected."""
     settings, row, place = sampling.settings, packed.row, packed.place
     drafting = rows.drafting[row]
     drafts = rows.drafts[row]
@@ -131,23 +141,19 @@ def _draw(support: Support, sampling: Sampling, packed: Packed, rows: Rows) -> t
     perturbation = jnp.where(sampled[:, None], perturbation, 0)
     token = jnp.argmax(kept.logits + perturbation, axis=-1).astype(jnp.int32)
     margin = temperature * _margin(scaled, perturbation, kept, token)
-    proposals = sampling.proposals
+    p = kept.logits
     if rejects:
         p = jax.nn.softmax(kept.logits, axis=-1)
         verifies = sampled & ~drafting
         held = verifies & (place < rows.drafted[row])
         slot = jnp.minimum(place, drafts.shape[1] - 1)
-        q = jnp.where(held[:, None], proposals[row, slot], 0)
+        q = jnp.where(held[:, None], sampling.proposals[row, slot], 0)
         draft = jnp.where(held, jnp.take_along_axis(drafts, slot[:, None], 1)[:, 0], -1)
         accept = noise.uniform(noise.purpose(at_position, noise.ACCEPT))
         token = jnp.where(verifies, accept_or_resample(p, q, draft, accept, perturbation), token)
         margin = jnp.where(sampled, jnp.inf, margin)
-        at = jnp.where(drafting & packed.valid, row, rows.drafting.shape[0])  # out of range: dropped
-        # Written behind what was read: without this order the buffer would be copied.
-        p, _ = jax.lax.optimization_barrier((p, q))
-        proposals = proposals.at[at, slot].set(p, mode="drop")
     drawn = Drawn(token, margin, *_logprobs(support, settings.logprobs[row] & ~drafting, packed.logits, token))
-    return proposals, drawn
+    return p, drawn
 
 
 def accept_or_resample(

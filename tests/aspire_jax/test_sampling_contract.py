@@ -67,12 +67,12 @@ def truth(shift: int = 0) -> list[list[reference.Choice]]:
 
 
 ENGINES = {
-    "plain": tiny.make(C, sampling=SUPPORT),
-    "in step": tiny.aspire(C, in_step=True, renew="verification", d_max=2, sampling=SUPPORT),
-    "mixed, 3 drafts, a batch of 32": tiny.aspire(
+    "plain": tiny.make(C, dense=False, sampling=SUPPORT),
+    "mixed, a batch of 32": tiny.aspire(
         C, in_step=False, renew="step", d_max=3, dense=False, batch=32, sampling=SUPPORT
     ),
 }
+DRAFTS = ENGINES["mixed, a batch of 32"]
 
 
 @pytest.fixture(params=list(ENGINES))
@@ -114,7 +114,7 @@ def test_texts_are_those_of_the_contract(engine: eng.Engine) -> None:
 
 
 def test_alone_as_among_others() -> None:
-    answers = [tiny.serve(ENGINES["in step"], [r], slots=[2])[0][0] for r in requests()[3:7]]
+    answers = [tiny.serve(DRAFTS, [r], slots=[2])[0][0] for r in requests()[3:7]]
     check(answers, truth()[3:7])
 
 
@@ -136,21 +136,20 @@ def test_rejected_drafts_leave_no_trace() -> None:
         keep = jnp.asarray(rng.random(drafts.shape) < 0.3)
         return state.replace(slots=state.slots.replace(drafts=jnp.where(keep, state.slots.drafts, drafts)))
 
-    answers, state = tiny.serve(ENGINES["in step"], requests(), burst=1, edit=edit)
+    answers, state = tiny.serve(DRAFTS, requests(), burst=1, edit=edit)
     check(answers, truth())
     assert sum(a.drafted - a.accepted for a in answers) > 40
     assert state.sampling is not None
     seen = np.asarray(state.sampling.settings.seen)
-    for slot in range(4):  # what is counted is what was emitted
+    for slot in range(len(PROMPTS)):  # what is counted is what was emitted
         out = np.asarray(state.slots.out[slot, : int(state.slots.emitted[slot])])
         assert np.array_equal(seen[slot] >> 1, np.bincount(out, minlength=tiny.VOCAB))
 
 
 def test_logprobs_are_the_targets_own() -> None:
     """Of raw logits, of full attention, and only what was emitted."""
-    engine = ENGINES["in step"]
     asked = requests()[6:9]
-    answers, state = tiny.serve(engine, asked)
+    answers, state = tiny.serve(DRAFTS, asked)
     assert state.sampling is not None and sum(a.accepted for a in answers) > 0
     for slot, (a, r) in enumerate(zip(answers, asked, strict=True)):
         for place, token in enumerate(a.tokens):
