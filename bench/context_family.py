@@ -72,6 +72,16 @@ class Tuned(BlendContext):
         return dataclasses.replace(state, scores=super().forget(state.scores, rows))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SingleTokens(VegasContext):
+    """Vegas as in the original: its pages are single tokens."""
+
+
+def page_size(context: ContextPolicy) -> int:
+    """Tokens of a page under a policy."""
+    return 1 if isinstance(context, SingleTokens) else 16
+
+
 def baselines(budget: int) -> dict[str, ContextPolicy]:
     """What the search has to beat, all reading `budget` tokens; the first is the paper's."""
     return {
@@ -79,6 +89,7 @@ def baselines(budget: int) -> dict[str, ContextPolicy]:
         "streaming": StreamingContext(budget=budget),
         "snapkv": SnapKVContext(budget=budget),
         "vegas": VegasContext(rho=0.0, least=budget),
+        "vegas, single tokens": SingleTokens(rho=0.0, least=budget),
     }
 
 
@@ -141,8 +152,18 @@ class Group:
             capacity=self.capacity,
             max_new=self.requests[0].max_new,
             dtype=self.loaded.dtype,
+            page_size=page_size(context),
         )
         return _Engine(**{f.name: getattr(made, f.name) for f in dataclasses.fields(made)})
+
+    def _cut(self, size: int) -> None:
+        """Cuts the cache into pages of `size` tokens, leaf by leaf, so that only one is held twice."""
+        leaves, tree = jax.tree.flatten(self.cache)
+        self.cache = KVCache((), ())
+        for i, pages in enumerate(leaves):
+            if pages.shape[2] != size:
+                leaves[i] = pages.reshape(pages.shape[0], -1, size, pages.shape[3])
+        self.cache = jax.tree.unflatten(tree, leaves)
 
     def decode(self, context: ContextPolicy) -> list[list[Verification]]:
         """Of each prompt, its verifications that held all drafts."""
@@ -153,6 +174,7 @@ class Group:
             # What is left is what a program is compiled for.
             context = dataclasses.replace(context, own=0.5, window=0.125, least=max(512, context.least))
         engine, params = self.engine(context), self.loaded.params
+        self._cut(engine.page_size)
         state = dataclasses.replace(_blank(engine, self.cost), cache=self.cache)
         if knobs:
             state = dataclasses.replace(state, context=dataclasses.replace(state.context, **knobs))

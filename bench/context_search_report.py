@@ -89,8 +89,8 @@ def draw(results: Mapping[str, Any], file: str) -> None:
         plots.bars(
             each,
             [f"{b} tokens read" for b in budgets],
-            {n: [by[n, b]["mean"] for b in budgets] for n in names},
-            {n: [1.96 * by[n, b]["standard_error"] for b in budgets] for n in names},
+            {n: [by[n, b]["mean"] if (n, b) in by else None for b in budgets] for n in names},
+            {n: [1.96 * by[n, b]["standard_error"] if (n, b) in by else None for b in budgets] for n in names},
             label=f"mean accepted length, {kind}",
             text="{:.1f}",
         )

@@ -12,7 +12,7 @@ import numpy as np
 from aspire_jax import ModelConfig
 from aspire_jax.context import BlendContext, Room, Scores
 from bench import context_search_report
-from bench.context_family import Tuned, baselines, ratio, summary, verifications
+from bench.context_family import Tuned, baselines, page_size, ratio, summary, verifications
 from bench.context_search import search, stages
 
 CONFIG = ModelConfig(
@@ -96,9 +96,12 @@ def test_shares_and_budget_as_data_choose_what_fields_would() -> None:
 def test_baselines_read_the_budget() -> None:
     room = Room(512, 16, 64, 16)
     for budget in (256, 512):
-        sizes = {name: policy.capacity(room) * 16 for name, policy in baselines(budget).items()}
+        policies = baselines(budget)
+        sizes = {name: policy.capacity(room) * 16 for name, policy in policies.items() if page_size(policy) == 16}
         assert sizes["refresh layer N-2"] == sizes["streaming"] == budget
         assert budget <= sizes["vegas"] <= budget + 48  # and what was committed since it was scored
+        tokens = policies["vegas, single tokens"]
+        assert tokens.capacity(room._replace(pages=8192, page_size=page_size(tokens))) == budget + 17
 
 
 def test_markdown_names_the_best_and_the_ratio() -> None:
