@@ -233,7 +233,7 @@ def test_progress_is_told_of_every_stage(model, prompts):
         ({"method": "none"}, "method: 'none', expected one of autoregressive, "),
         ({"options": {"speed": 1}}, "option 'speed'"),
         ({"options": {"rho": 2.0}}, "rho: 2.0"),
-        ({"options": {"layer": 5}}, "layer: 5, expected 0 to 1"),
+        ({"options": {"layers": (5,)}}, "layers: 5, expected 0 to 1"),
         ({"slots": 0}, "slots: 0"),
         ({"max_tokens": 0}, "max_tokens: 0"),
         ({"max_length": 1000}, "max_length: 1000, expected 2 to 128"),
