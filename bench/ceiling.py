@@ -21,15 +21,20 @@ from bench import command, machine, plots, step_times, workloads
 
 
 def main() -> int:
-    parser = command.parser("ceiling", __doc__, quick="short contexts, few tokens", plot="step times and speedups")
-    parser.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
-    parser.add_argument("--data", nargs="+", default=[], metavar="FILE", help="prompts (see bench/datasets.py)")
-    parser.add_argument("--prompts", type=positive, default=8)
-    parser.add_argument("--context", type=positive, default=7000, help="tokens of a prompt, about")
-    parser.add_argument("--max-tokens", type=positive, default=128)
-    parser.add_argument("--rounds", type=positive, default=3, help="how often each method decodes")
-    parser.add_argument("--seed", type=int, default=0, help="chooses the prompts")
-    return command.run(parser, measure, draw)
+    return command.run(parser(), measure, draw)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = command.parser("ceiling", __doc__, quick="short contexts, few tokens", plot="step times and speedups")
+    made.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
+    made.add_argument("--data", nargs="+", default=[], metavar="FILE", help="prompts (see bench/datasets.py)")
+    made.add_argument("--prompts", type=positive, default=8)
+    made.add_argument("--context", type=positive, default=7000, help="tokens of a prompt, about")
+    made.add_argument("--max-tokens", type=positive, default=128)
+    made.add_argument("--rounds", type=positive, default=3, help="how often each method decodes")
+    made.add_argument("--seed", type=int, default=0, help="chooses the prompts")
+    return made
 
 
 def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
