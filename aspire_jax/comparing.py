@@ -14,12 +14,14 @@ import numpy as np
 
 from aspire_jax.cache import KVCache
 from aspire_jax.costs import Fit
+from aspire_jax.draft_length import OracleDraftLength
 from aspire_jax.engine import Engine
 from aspire_jax.loading import Model
 from aspire_jax.request import Prepared
 from aspire_jax.results import Completion, Report, ratio
 from aspire_jax.serving import Stream
 from aspire_jax.sizing import engine_for
+from aspire_jax.tracing import Replay, record_pass
 
 # How close the two best logits must lie for rounding to exchange them: logits are some tens, and two orders of
 # summation differ by a few hundred units in the last place of a float32, a few of a 16-bit float.
@@ -134,7 +136,8 @@ def in_turns(
     """Decodes `requests`, all at a time, with every engine in turns, so that a drifting machine drifts for all alike.
 
     Args:
-      engines: by the methods' names; alike but for their policies. Each has a slot for every request.
+      engines: by the methods' names; alike but for their policies. Each has a slot for every request. An oracle's first
+        pass records its trace; it is no part of its runs.
       rounds: how often each decodes.
       cache: one that holds the prompts already, from an earlier call; taken over.
       fit: of the cost model, shared by all.
@@ -144,6 +147,7 @@ def in_turns(
       the runs of each engine, and the cache and the fit to go on with.
     """
     runs: dict[str, list[Run]] = {name: [] for name in engines}
+    hooks: dict[str, Replay] = {}
     for turn in range(rounds):
         for name, engine in engines.items():
 
@@ -151,7 +155,12 @@ def in_turns(
                 if progress is not None and (compiles or report.stage != "compile"):
                     progress(name, report)
 
-            stream = Stream(model, requests, engine, fit=fit, progress=tell, cache=cache, keep_cache=True)
+            if isinstance(engine.draft_length, OracleDraftLength) and name not in hooks:
+                trace, cache = record_pass(model, requests, engine, name, cache)
+                hooks[name] = Replay(trace, engine, requests)
+            stream = Stream(
+                model, requests, engine, fit=fit, progress=tell, cache=cache, keep_cache=True, hooks=hooks.get(name)
+            )
             runs[name].append(follow(stream))
             cache, fit = stream.cache, stream.fit
     assert cache is not None and fit is not None, "no engines or no rounds"

@@ -15,7 +15,7 @@ from aspire_jax import reproducible as exact
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, Plan, Room
 from aspire_jax.costs import TERMS, CostModel
-from aspire_jax.draft_length import DraftLengthPolicy, signals_of
+from aspire_jax.draft_length import DraftLengthPolicy, instrumented, most_emitted_of, signals_of
 from aspire_jax.sampling import rows as sampling_rows
 from aspire_jax.sampling.rows import Sampling, Support
 from aspire_jax.shapes import Shapes
@@ -77,6 +77,8 @@ class Engine:
             raise ValueError(f"implementation: {self.implementation!r}, expected 'xla' or 'pallas'")
         if self.implementation == "pallas" and self.reproducible:
             raise ValueError("implementation: 'pallas', expected 'xla' where reproducible")
+        if self.instrumented and self.implementation != "xla":
+            raise ValueError(f"implementation: {self.implementation!r}, expected 'xla' where drafts are recorded")
         if self.implementation == "pallas" and self.unrolled:
             raise ValueError(
                 "unrolled: True, expected False with implementation 'pallas' (kernels take a stacked cache)"
@@ -96,6 +98,16 @@ class Engine:
     def signals(self) -> tuple[str, ...]:
         """Signals of a draft that the draft-length policy asks for."""
         return signals_of(self.draft_length)
+
+    @property
+    def most_emitted(self) -> int | None:
+        """Tokens a verification may emit, where the draft-length policy bounds them."""
+        return most_emitted_of(self.draft_length)
+
+    @property
+    def instrumented(self) -> bool:
+        """Whether verifications measure what tracing wants to know."""
+        return instrumented(self.draft_length)
 
     @property
     def pages(self) -> int:
@@ -154,6 +166,7 @@ class Engine:
             mixed=self.mixed,
             width=exact.WIDTH if self.reproducible else None,
             alone=self.implementation == "pallas",
+            few=self.instrumented,
         )
 
 
@@ -208,6 +221,8 @@ class State:
         tokens where the implementation reads them where they lie.
       selection: [n_sets, B, selected] positions in the page table, -1 where unused; [n_sets, B, Hkv, selected] where
         the plan has a selection for each KV head.
+      read: [d_max, *selection] the selection that each draft held was made with; [0, ...] unless the engine is
+        instrumented.
       slots: the requests.
       sampling: their sampling parameters, and what sampling remembers of them; None where the engine is greedy.
       context, draft_length: the policies' states.
@@ -220,6 +235,7 @@ class State:
     tail: kv.Tail
     compact: kv.KVCache
     selection: jax.Array
+    read: jax.Array
     slots: Slots
     sampling: Sampling | None
     context: Any
@@ -266,6 +282,7 @@ def init(engine: Engine, cost: CostModel) -> State:
         tail=kv.Tail(*pair((b, engine.d_max))),
         compact=kv.KVCache(*pair((b, engine.selected * engine.page_size * engine.copies))),
         selection=jnp.full(engine.selection_shape, -1, jnp.int32),
+        read=jnp.full((engine.d_max if engine.instrumented else 0, *engine.selection_shape), -1, jnp.int32),
         slots=slots,
         sampling=sampling_rows.init(engine.sampling, c.vocab_size, b, engine.max_new, engine.d_max)
         if engine.sampling

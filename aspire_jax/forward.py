@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import cache as kv
-from aspire_jax import model, signals
+from aspire_jax import instrument, model, signals
 from aspire_jax.attention import reproducible as exact
 from aspire_jax.attention import xla
 from aspire_jax.attention.pallas import PallasAttention
@@ -53,8 +53,10 @@ class Forward(NamedTuple):
     Attributes:
       x: [T, d_model] residual stream after the last layer.
       k, v: the tokens' keys and values, per layer [T, Hkv, D] (stacked where layers are scanned).
-      scores: page scores at the plan's layers, or None where the plan measures none in such a step.
+      scores: page scores at the plan's layers, or None where the plan measures none in such a step. Of an instrumented
+        verification those of all its queries apart, on an axis behind B (see `instrument`).
       outside: [B] for drafting rows, see `Signals`; None where the policy does not ask or no layer measures it.
+      recall: [B, d_max], see `Outcome`; None unless this is an instrumented verification.
       context: the context policy's state (changed where selections are served within the step).
       selection: as in the state.
     """
@@ -64,6 +66,7 @@ class Forward(NamedTuple):
     v: kv.Leaves
     scores: Scores | None
     outside: jax.Array | None
+    recall: jax.Array | None
     context: Any
     selection: jax.Array
 
@@ -112,6 +115,7 @@ class _Attention:
     def __init__(self, engine: Engine, state: State, batch: Batch, shape: Shape) -> None:
         self.engine, self.state, self.batch, self.shape = engine, state, batch, shape
         self.cache = state.cache
+        self.instrumented = engine.instrumented and shape.kind != "draft"
         s = state.slots
         self.lengths = jnp.where(batch.queries > 0, s.length, 0)
         slot = jnp.arange(engine.d_max, dtype=jnp.int32)[None]
@@ -164,7 +168,8 @@ class _Attention:
 
     def whole_measured(self, q: jax.Array, layer: int | jax.Array) -> Partial:
         """As `whole`; keeps what `measure` asks for next, where it does."""
-        if not isinstance(layer, int) or layer not in self.engine.plan.verify_layers or not self.engine.d_max:
+        measured = isinstance(layer, int) and layer in self.engine.plan.verify_layers and self.engine.d_max
+        if not measured or self.instrumented:
             return self.whole(q, layer)
         c, s = self.cache, self.state.slots
         k, v = kv.leaf(c.k, layer), kv.leaf(c.v, layer)
@@ -262,21 +267,41 @@ class _Attention:
           selection: see `signals.outside_of`; None where nobody asks.
 
         Returns:
-          Page scores (see `Scores.mass`, one layer's), and the attention outside the selection [B].
+          Page scores (see `Scores.mass`, one layer's; of an instrumented verification those of all queries apart, on an
+          axis behind B), and the attention outside the selection [B].
         """
-        b, s = self.batch, self.state.slots
-        last = b.first + jnp.maximum(b.queries - 1, 0)
-        ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
-        ends = jnp.minimum(ends, q.shape[0] - 1)
-        lse = log_sum_exp(part)[ends]
-        if self.seen is not None:
-            weights, self.seen = self.seen.of(lse), None
+        b, heads, size = self.batch, self.engine.plan.heads, self.engine.page_size
+        if self.instrumented:
+            weights = self.all_weights(q, part, layer)
+            pages = jax.vmap(lambda w: page_mass(w[:, None], heads, size), in_axes=1, out_axes=1)(weights)
+            weights = weights[:, :1]  # a drafting row's only query
         else:
-            k = kv.leaf(self.cache.k, layer)
-            weights = xla.weights_of(q[ends], lse, k, s.table, self.lengths, self.engine.consecutive)
-        size = self.engine.page_size
-        missed = None if selection is None else signals.outside_of(weights, selection, size)
-        return page_mass(weights, self.engine.plan.heads, size), missed
+            last = b.first + jnp.maximum(b.queries - 1, 0)
+            ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
+            if self.seen is not None:
+                weights, self.seen = self.seen.of(log_sum_exp(part)[jnp.minimum(ends, q.shape[0] - 1)]), None
+            else:
+                weights = self.weights(q, part, layer, ends)
+            pages = page_mass(weights, heads, size)
+        return pages, None if selection is None else signals.outside_of(weights, selection, size)
+
+    def weights(self, q: jax.Array, part: Partial, layer: int | jax.Array, queries: jax.Array) -> jax.Array:
+        """Softmax weights [B, Q, Hkv, G, S] of committed tokens, by the packed tokens `queries` [B, Q]."""
+        queries = jnp.minimum(queries, q.shape[0] - 1)
+        return xla.weights_of(
+            q[queries], log_sum_exp(part)[queries], kv.leaf(self.cache.k, layer), self.state.slots.table, self.lengths,
+            self.engine.consecutive,
+        )  # fmt: skip
+
+    def all_weights(self, q: jax.Array, part: Partial, layer: int | jax.Array) -> jax.Array:
+        """The weights of every query token that a row may have."""
+        return self.weights(
+            q, part, layer, self.batch.first[:, None] + jnp.arange(self.shape.queries, dtype=jnp.int32)[None]
+        )
+
+    def recall(self, q: jax.Array, part: Partial, layer: int | jax.Array, set_index: Any) -> jax.Array:
+        """One layer's recall [B, d_max] of the drafts' selections."""
+        return instrument.recall(self.engine, self.state, self.all_weights(q, part, layer), set_index)
 
 
 class _ReproducibleAttention(_Attention):
@@ -304,6 +329,7 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
     c, plan = engine.config, engine.plan
     how = "reproducible" if engine.reproducible else engine.implementation
     attention = _ATTENTION[how](engine, state, batch, shape)
+    instrumented = engine.instrumented and shape.kind != "draft"
     acting = batch.queries > 0
     drafts, verifies = acting & batch.drafting, acting & ~batch.drafting
     measured: set[int] = set()
@@ -315,11 +341,12 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
     tokens = engine.tokenwise(jnp.sum(batch.queries))
     rotation = tokens.rotation(batch.position)
     x = params["embed"][batch.token]
-    ks, vs, masses, outside = [], [], {}, []
+    ks, vs, masses, outside, recalls = [], [], {}, [], []
     context, served = state.context, None
     for start, stop in segments(c.n_layers, measured | set(refreshing), engine.unrolled):
         if stop - start > 1 and not engine.unrolled:
-            x, (k, v) = _scanned(engine, params, attention, tokens, x, rotation, start, stop, served)
+            x, (k, v), recall = _scanned(engine, params, attention, tokens, x, rotation, start, stop, served)
+            recalls.append(recall)
             ks.append(k)
             vs.append(v)
             continue
@@ -332,8 +359,10 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
                 current = (state.selection if served is None else served)[plan.sets[layer]] if asks else None
                 masses[layer], beyond = attention.measure(q, part, _index(engine, layer), current)
                 outside += [] if beyond is None else [beyond]
+            recalls.append(_recall(attention, q, part, _index(engine, layer), plan.sets[layer]))
             if layer in refreshing and plan.same_step:
-                scores = Scores((layer,), masses[layer][None], drafts[None], state.slots.length)
+                mass = masses[layer][:, 0] if instrumented else masses[layer]
+                scores = Scores((layer,), mass[None], drafts[None], state.slots.length)
                 context = engine.context.observe(context, scores)
                 served = engine.context.select(context, state.slots.length, engine.room)
             x = tokens.finish(weights, x, normalise(part))
@@ -348,7 +377,9 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
     join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
     missed = sum(outside[1:], start=outside[0]) / np.float32(len(outside)) if outside else None
     selection = state.selection if served is None else served
-    return Forward(x, join(ks), join(vs), measurement, missed, context, selection)
+    known = [r for r in recalls if r is not None]
+    recall = sum(known[1:], start=known[0]) / np.float32(c.n_layers) if known else None
+    return Forward(x, join(ks), join(vs), measurement, missed, recall, context, selection)
 
 
 def segments(n_layers: int, special: set[int], unrolled: bool) -> list[tuple[int, int]]:
@@ -363,6 +394,15 @@ def _index(engine: Engine, layer: int) -> int | jax.Array:
     return layer if engine.unrolled else jnp.int32(layer)
 
 
+def _recall(
+    attention: _Attention | PallasAttention, q: jax.Array, part: Partial, layer: int | jax.Array, set_index: Any
+) -> jax.Array | None:
+    """One layer's recall, None unless this is an instrumented verification."""
+    if isinstance(attention, _Attention) and attention.instrumented:
+        return attention.recall(q, part, layer, set_index)
+    return None
+
+
 def _scanned(
     engine: Engine,
     params: Params,
@@ -373,8 +413,8 @@ def _scanned(
     start: int,
     stop: int,
     served: Any,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Layers [start, stop), none of them measured, as one loop.
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array], jax.Array | None]:
+    """Layers [start, stop), none of them measured by the plan, as one loop; x, their k and v, and summed recall.
 
     A `while_loop` over a counter, in place of a scan over layer numbers, and the counter is the first thing it carries:
     so XLA's GPU compiler knows on the host which layer a turn is about, and products read a layer's weights where they
@@ -382,18 +422,21 @@ def _scanned(
     """
     sets = jnp.asarray(np.asarray(engine.plan.sets, np.int32))
 
-    def one(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def one(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
         weights = model.layer_of(params, layer)
         q, k, v = tokens.project(weights, x, rotation)
         part = attention.attend(q, k, v, layer, sets[layer], False, served)
-        return tokens.finish(weights, x, normalise(part)), k, v
+        recall = _recall(attention, q, part, layer, sets[layer])
+        return tokens.finish(weights, x, normalise(part)), k, v, recall
 
-    def turn(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        i, x, ks, vs = carry
-        x, k, v = one(x, i + start)
-        return i + 1, x, ks.at[i].set(k), vs.at[i].set(v)
+    def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        i, x, ks, vs, recalls = carry
+        x, k, v, recall = one(x, i + start)
+        return i + 1, x, ks.at[i].set(k), vs.at[i].set(v), None if recall is None else recalls + recall
 
-    _, k, v = jax.eval_shape(one, x, jnp.int32(start))
-    empty = (jnp.zeros((stop - start, *y.shape), y.dtype) for y in (k, v))
-    _, x, ks, vs = jax.lax.while_loop(lambda carry: carry[0] < stop - start, turn, (jnp.int32(0), x, *empty))
-    return x, (ks, vs)
+    _, k, v, recall = jax.eval_shape(one, x, jnp.int32(start))
+    empty = [jnp.zeros((stop - start, *y.shape), y.dtype) for y in (k, v)]
+    none = None if recall is None else jnp.zeros(recall.shape, recall.dtype)
+    first = (jnp.int32(0), x, *empty, none)
+    _, x, ks, vs, recalls = jax.lax.while_loop(lambda carry: carry[0] < stop - start, turn, first)
+    return x, (ks, vs), recalls

@@ -19,6 +19,7 @@ from aspire_jax.draft_length import (
     FixedDraftLength,
     FsmDraftLength,
     NoDraft,
+    OracleDraftLength,
 )
 from aspire_jax.engine import Engine
 from aspire_jax.reproducible import block_of
@@ -49,6 +50,7 @@ METHODS: dict[str, Method] = {
     "aspire-fsm": Method(RefreshContext(), FsmDraftLength(), mixed=True),
     "aspire": Method(RefreshContext(), AspireDraftLength(), mixed=None),
     "adaptive": Method(RefreshContext(), AdaptiveDraftLength(), mixed=None),
+    "oracle": Method(RefreshContext(), OracleDraftLength(), mixed=None),
 }
 
 
@@ -109,6 +111,8 @@ def configure(
         draft_length = dataclasses.replace(draft_length, in_step=not mixed)
     if getattr(context, "renew", "") is None:  # the same question of every policy that renews
         context = dataclasses.replace(context, renew="step" if mixed else "verification")
+    if getattr(draft_length, "positions", 0) is None:
+        draft_length = dataclasses.replace(draft_length, positions=max_new)
     if page_size < 1:
         raise ValueError(f"page_size: {page_size}, expected at least 1")
     grain = block_of(page_size) if engine.get("reproducible") else page_size

@@ -80,11 +80,13 @@ def _commit(
     room = jnp.minimum(accepted + 1, left)
     before_stop = jnp.min(jnp.where(is_stop, place + 1, engine.d_max + 2), axis=1)  # tokens up to the first stop
     emitted = jnp.where(verified, jnp.minimum(room, before_stop), 0)
+    accepted = jnp.where(verified, jnp.minimum(accepted, emitted), 0)
+    if engine.most_emitted is not None:
+        emitted = jnp.minimum(emitted, engine.most_emitted)
     stopped = verified & (before_stop <= emitted)
     ended = verified & (emitted >= left)
     slot = jnp.where(place < emitted[:, None], s.emitted[:, None] + place, engine.max_new)
     rows = jnp.arange(engine.batch, dtype=jnp.int32)[:, None]
-    accepted = jnp.where(verified, jnp.minimum(accepted, emitted), 0)
     slots = dataclasses.replace(
         s,
         out=s.out.at[rows, slot].set(tokens, mode="drop"),
@@ -97,7 +99,7 @@ def _commit(
         ),
         drafted=jnp.where(verified, 0, s.drafted),
         drafted_total=s.drafted_total + jnp.where(verified, s.drafted, 0),
-        accepted_total=s.accepted_total + accepted,
+        accepted_total=s.accepted_total + jnp.minimum(accepted, emitted),
         verifications=s.verifications + verified.astype(jnp.int32),
         fresh=s.fresh & ~verified,
         active=s.active & ~(stopped | ended),

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from aspire_jax import costs, methods
 from aspire_jax.answers import Row, completion
 from aspire_jax.cache import KVCache
 from aspire_jax.engine import RUNNING, STOP, Engine, State
+from aspire_jax.hooks import Hooks
 from aspire_jax.loading import Model
 from aspire_jax.observation import window_of
 from aspire_jax.prefill import chunks
@@ -30,8 +31,11 @@ from aspire_jax.results import Chunk, Completion, Report, Stats
 from aspire_jax.sampling import params as sampling_params
 from aspire_jax.sampling.params import SamplingFields
 from aspire_jax.sampling.rows import Acceptance
-from aspire_jax.sizing import engine_for, machine_prior
+from aspire_jax.sizing import machine_prior
 from aspire_jax.transcript import Transcript
+
+if TYPE_CHECKING:
+    from aspire_jax.tracing import Trace
 
 # Tokens of a prompt that one call prefills; the fastest on a CPU.
 CHUNK = 256
@@ -60,6 +64,7 @@ def stream(
     max_length: int | None = None,
     implementation: str | None = None,
     fit: costs.Fit | None = None,
+    trace: Trace | None = None,
     progress: ProgressCallback | None = None,
     reproducible: bool = False,
     acceptance: Acceptance = "coupled",
@@ -80,6 +85,7 @@ def stream(
       max_length: tokens of a prompt and its completion together, where less than the model's; bounds memory.
       implementation: of attention, "xla" or "pallas" (GPU kernels); None takes the best for the device.
       fit: a cost model's fit to go on with, from an earlier call with the same model.
+      trace: what method "oracle" replays, recorded from the same prompts (`tracing.record`).
       progress: called with the report before compiling, after every prefilled chunk and every run of steps.
       reproducible: logits, not only tokens, are equal to the last bit whatever the method, the slots and the other
         prompts; slower. See `aspire_jax.reproducible`.
@@ -100,17 +106,20 @@ def stream(
         max_length=max_length,
         sampling=dict(sampling),
     )
-    engine = engine_for(
+    from aspire_jax.tracing import engine_and_hooks  # which imports this module
+
+    engine, hooks = engine_and_hooks(
         model,
         requests,
         method=method,
         slots=slots,
         options=options,
+        trace=trace,
         implementation=implementation,
         reproducible=reproducible,
         acceptance=acceptance,
     )
-    return Stream(model, requests, engine, fit=fit, progress=progress)
+    return Stream(model, requests, engine, fit=fit, progress=progress, hooks=hooks)
 
 
 class Stream(Iterator[Chunk]):
@@ -133,6 +142,7 @@ class Stream(Iterator[Chunk]):
         progress: ProgressCallback | None = None,
         cache: KVCache | None = None,
         keep_cache: bool = False,
+        hooks: Hooks | None = None,
     ) -> None:
         """Begins nothing yet: the first chunk asked for compiles and prefills.
 
@@ -141,6 +151,7 @@ class Stream(Iterator[Chunk]):
           fit, progress: as `stream`.
           cache: one that already holds the prompts, request i in slot i; it is taken over (donated).
           keep_cache: hand the cache out at the end, in place of freeing it.
+          hooks: called where a request takes or leaves a slot.
         """
         if cache is not None and len(requests) > engine.batch:
             raise ValueError(f"cache: {len(requests)} requests, expected no more than its {engine.batch} slots")
@@ -151,7 +162,7 @@ class Stream(Iterator[Chunk]):
         )
         self.fit = costs.Fit(machine_prior(model)) if fit is None else fit
         self.cache: KVCache | None = cache
-        self._model, self._engine, self._keep = model, engine, keep_cache
+        self._model, self._engine, self._keep, self._hooks = model, engine, keep_cache, hooks
         self.progress = progress
         self._queue = collections.deque(requests)
         self._rows: list[Row | None] = [None] * engine.batch
@@ -217,6 +228,9 @@ class Stream(Iterator[Chunk]):
         if programs.observe is not None:
             window, count = window_of(request.tokens, self._engine.plan.prompt_window)
             state = programs.observe(self._model.params, state, row, window, np.int32(count))
+        if self._hooks is not None:
+            policy = jax.device_put(self._hooks.admitted(state.draft_length, slot, request), programs.home)
+            state = dataclasses.replace(state, draft_length=policy)
         self.report.prefill_seconds += time.perf_counter() - started
         prompt = [int(t) for t in request.tokens[-32:]]
         transcript = Transcript(self._model.tokenizer, prompt, request.stop, request.sampling.min_tokens)
@@ -284,6 +298,8 @@ class Stream(Iterator[Chunk]):
                 completion=completion(row, int(reason), slots, state, slot) if done else None,
             )
             self.report.completion_tokens += len(chunk.token_ids)
+            if chunk.completion is not None and self._hooks is not None:
+                self._hooks.finished(state.draft_length, slot, row.request, chunk.completion)
             if done:
                 ended |= bool(slots["active"][slot])
                 slots["active"][slot] = False

@@ -61,6 +61,7 @@ class Shapes:
       mixed: whether rows may draft and verify in one step.
       width: where set, the one shape there is holds any step and is computed this many tokens at a time.
       alone: steps in which every row drafts have a shape of their own even where there are no batched ones.
+      few: only the narrowest and the widest shape of each kind, for runs that are not timed: little to compile.
     """
 
     batch: int
@@ -72,6 +73,7 @@ class Shapes:
     mixed: bool
     width: int | None = None
     alone: bool = False
+    few: bool = False
 
     @property
     def all(self) -> tuple[Shape, ...]:
@@ -81,9 +83,11 @@ class Shapes:
             return (Shape("packed", -(-b * most // self.width) * self.width, most),)
         shapes = [Shape("draft", b, 1)] if self.d_max and (self.dense or self.alone) else []
         if self.dense:
-            shapes += [Shape("dense", b * q, q) for q in stairs(QUERY_STAIRS, most)]
+            shapes += [Shape("dense", b * q, q) for q in stairs(QUERY_STAIRS[:1] if self.few else QUERY_STAIRS, most)]
         if self.mixed or not self.dense:
-            packed = stairs(PACKED_STAIRS, most)
+            packed = stairs(PACKED_STAIRS[:1] if self.few else PACKED_STAIRS, most)
+        elif self.few:
+            packed = ()
         else:
             packed = tuple(q for q in LOOP_STAIRS if q <= most)
         return (*shapes, *(Shape("packed", b * q, most) for q in packed))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import cache as kv
-from aspire_jax import reproducible, signals
+from aspire_jax import instrument, reproducible, signals
 from aspire_jax.attention import pallas
 from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, DraftLengthPolicy, Outcome, Signals, View
 from aspire_jax.engine import Engine, Slots, State
@@ -55,7 +55,12 @@ def step(engine: Engine, params: Params, state: State) -> State:
     commit = resolve(engine, state.slots, drafting, verified, done.first, drawn.token, drawn.margin)
     if sampling is not None:
         sampling = draw.record(sampling, drawn, commit.packed, commit.place, commit.tokens, commit.emitted)
+    if done.scores is not None:
+        context = instrument.observe(engine, state, done.context, done.scores, commit.emitted, drafting)
+        done = done._replace(context=context)
     after = _select(engine, _write(engine, state, done, drafting), commit.slots, drafting, verified)
+    if engine.instrumented:
+        after = dataclasses.replace(after, read=instrument.read(engine, state, after, drafting))
     outcome = Outcome(
         verified=verified,
         drafts=jnp.where(verified, state.slots.drafted, 0),
@@ -67,6 +72,7 @@ def step(engine: Engine, params: Params, state: State) -> State:
         seconds=state.cost.seconds(work),
         plain_seconds=state.cost.seconds(plain),
         active=view.active,
+        recall=done.recall,
     )
     return dataclasses.replace(
         after,
@@ -135,8 +141,9 @@ class _Done(NamedTuple):
       target, margin: [T_max] the greedy token after each packed token, and how far its logit lay above the second best
         (0 in a step of drafts alone).
       packed: what the tokens are drawn from where the engine samples; tokens: scalar, packed tokens before the padding.
-      context: the context policy's state, with the step's page scores.
-      signals: see `Outcome`.
+      context: the context policy's state, with the step's page scores unless `scores` has them.
+      signals, recall: see `Outcome`.
+      scores: where the engine is instrumented, mass and rows of `Scores` of all measured layers, every query's apart.
     """
 
     k: kv.Leaves
@@ -151,6 +158,8 @@ class _Done(NamedTuple):
     tokens: jax.Array
     context: Any
     signals: Signals
+    recall: jax.Array | None
+    scores: tuple[jax.Array, jax.Array] | None
 
 
 def _in_shape(
@@ -170,7 +179,12 @@ def _in_shape(
     if shape.kind != "draft":
         is_top = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1) == target[:, None]
         margin = top - jnp.max(jnp.where(is_top, -jnp.inf, logits), axis=-1)
-    context = _observe(engine, batch, out, shape)
+    context, recall, scores = out.context, None, None
+    if engine.instrumented:
+        recall = jnp.full((engine.batch, engine.d_max), np.nan, jnp.float32) if out.recall is None else out.recall
+        scores = instrument.every_query(engine, out.scores)
+    else:
+        context = _observe(engine, batch, out, shape)
     widest = max(s.tokens for s in engine.shapes.all)
 
     def pad(x: jax.Array, axis: int, fill: int = 0) -> jax.Array:
@@ -187,7 +201,8 @@ def _in_shape(
         place = jnp.where(drafting[batch.row], state.slots.drafted[batch.row], batch.query)
         packed = draw.Packed(*(pad(x, 0) for x in (logits, batch.row, place, batch.valid)))
     tokens = jnp.int32(shape.tokens)
-    return _Done(k, v, page, offset, width, batch.first, target, margin, packed, tokens, context, known)
+    written = (k, v, page, offset, width, batch.first)
+    return _Done(*written, target, margin, packed, tokens, context, known, recall, scores)
 
 
 def _no_step(step: Callable[..., _Done], *args: Any) -> _Done:

@@ -1,4 +1,4 @@
-"""The command line: `aspire generate`, `aspire demo`, `aspire info`, `aspire convert`.
+"""The command line: `aspire generate`, `aspire trace`, `aspire demo`, `aspire info`, `aspire convert`.
 
 Every command returns an exit code: 0, 1 where the outcome is bad (`demo`: an answer differs), 2 for bad input, 130
 where it was interrupted. Nothing heavy is imported before the arguments are known to be good.
@@ -15,11 +15,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from aspire_jax.cli import convert, demo, generate, info
+from aspire_jax.cli import convert, demo, generate, info, trace
 from aspire_jax.errors import InputError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-_COMMANDS = {"generate": generate, "demo": demo, "info": info, "convert": convert}
+_COMMANDS = {"generate": generate, "trace": trace, "demo": demo, "info": info, "convert": convert}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

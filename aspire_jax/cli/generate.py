@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method", default="aspire", help="aspire (default), autoregressive, ...; the answers are equal"
     )
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
+    parser.add_argument("--trace", metavar="FILE", help="what --method oracle replays: see aspire trace")
     parser.add_argument("--max-tokens", type=setup.positive, default=128, metavar="N", help="default: 128")
     parser.add_argument("--slots", type=setup.positive, default=8, metavar="B", help="prompts at a time (default: 8)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
@@ -56,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses combinations of options, before anything is imported or read."""
+    if (args.method == "oracle") != (args.trace is not None):
+        what = "missing, expected a file that aspire trace wrote" if args.trace is None else "expected --method oracle"
+        raise InputError(f"--trace: {what}")
     if args.input is not None:
         if args.output is None:
             raise InputError("--output: missing, expected a file name beside --input")
@@ -75,6 +79,8 @@ def _check(args: argparse.Namespace) -> None:
 def _check_apart(args: argparse.Namespace) -> None:
     """No file that is written may be one that is read or written under another name."""
     named = {"the input": args.input, "--output": args.output, "--output's journal": f"{args.output}.partial"}
+    if args.trace:
+        named["--trace"] = args.trace
     if args.json and args.json != "-":
         named["--json"] = args.json
     seen: dict[Path, str] = {}
@@ -182,22 +188,26 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], options: dict[str, Any]) -> Stream:
+    from aspire_jax import tracing
     from aspire_jax.serving import Stream
-    from aspire_jax.sizing import engine_for
 
     try:
-        engine = engine_for(
+        trace = None if args.trace is None else tracing.load(args.trace)
+        engine, hooks = tracing.engine_and_hooks(
             model,
             prepared,
             method=args.method,
             slots=args.slots,
             options=options,
+            trace=trace,
             reproducible=args.reproducible,
             acceptance=args.acceptance,
         )
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(f"--policy {error}") from error
-    return Stream(model, prepared, engine)
+    return Stream(model, prepared, engine, hooks=hooks)
 
 
 def _identity(model: Model) -> str:

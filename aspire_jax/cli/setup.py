@@ -77,7 +77,8 @@ def policy_options(method: str, given: Sequence[str]) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for policy in (row.context, row.draft_length):
         hints = typing.get_type_hints(type(policy))
-        known |= {f.name: hints[f.name] for f in dataclasses.fields(policy)}  # type: ignore[arg-type]
+        fields = dataclasses.fields(policy)  # type: ignore[arg-type]
+        known |= {f.name: hints[f.name] for f in fields if f.metadata.get("option", True)}
     known |= {"mixed": bool | None, "page_size": int}
     options = {}
     for text in given:

@@ -49,6 +49,11 @@ class Plan:
         """Number of different selections."""
         return max(self.sets, default=0) + 1
 
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """Layers whose page scores any step measures, in order."""
+        return tuple(sorted({*self.verify_layers, *self.refresh_layers}))
+
     def reads_copy(self, layer: int) -> bool:
         """Whether a draft reads the layer's selected pages from the copy made before the step.
 

@@ -20,9 +20,13 @@ from aspire_jax.draft_length.interface import (
     State,
     View,
     in_step,
+    instrumented,
+    most_emitted_of,
     signals_of,
 )
+from aspire_jax.draft_length.oracle import OracleDraftLength, OracleState
 from aspire_jax.draft_length.plain import NoDraft
+from aspire_jax.draft_length.record import Record, RecordDraftLength
 
 __all__ = [
     "DRAFT",
@@ -38,11 +42,17 @@ __all__ = [
     "FsmDraftLength",
     "FsmState",
     "NoDraft",
+    "OracleDraftLength",
+    "OracleState",
     "Outcome",
+    "Record",
+    "RecordDraftLength",
     "Signals",
     "State",
     "View",
     "expected_tokens",
     "in_step",
+    "instrumented",
+    "most_emitted_of",
     "signals_of",
 ]

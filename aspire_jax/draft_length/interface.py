@@ -64,10 +64,14 @@ class Outcome(NamedTuple):
     Attributes:
       verified: [B] bool.
       drafts, accepted, emitted: [B] drafts a verifying row held, those it accepted, tokens it emitted; 0 elsewhere.
+        Accepted are more than emitted only under `most_emitted`.
       drafted: [B] bool, rows that made a draft; token: [B] int32, the draft, -1 elsewhere.
       signals: of those drafts.
       seconds: predicted time of this step; plain_seconds: of a step in which every active row decodes plainly.
       active: [B] bool, as in the view.
+      recall: [B, d_max] float32, for each draft a verifying row held the share of the attention to committed tokens, by
+        the verification's own queries, that lies in the pages the draft read: mean over query heads and layers. None
+        unless the policy is `instrumented`.
     """
 
     verified: jax.Array
@@ -80,6 +84,7 @@ class Outcome(NamedTuple):
     seconds: jax.Array
     plain_seconds: jax.Array
     active: jax.Array
+    recall: jax.Array | None = None
 
 
 class DraftLengthPolicy(Protocol):
@@ -87,8 +92,12 @@ class DraftLengthPolicy(Protocol):
 
     `decide` sees the whole batch, so a policy may let rows go their own ways or keep them in step.
 
-    A policy may have a further static attribute, `signals: tuple[str, ...]`: the fields of `Signals` that it reads;
-    without it, none are computed.
+    A policy may have further static attributes:
+
+    signals (tuple[str, ...]): the fields of `Signals` that it reads; without it, none are computed.
+    most_emitted (int | None): tokens a verification may emit; its other accepted drafts are dropped.
+    instrumented (bool): verifications measure `Outcome.recall`, at the price of all attention once more, and score
+      pages by their first and their last emitted token's query, in place of their last query.
     """
 
     @property
@@ -128,3 +137,13 @@ def signals_of(policy: DraftLengthPolicy) -> tuple[str, ...]:
         if name not in Signals._fields:
             raise ValueError(f"signals: {name!r}, expected some of {', '.join(Signals._fields)}")
     return asked
+
+
+def most_emitted_of(policy: DraftLengthPolicy) -> int | None:
+    """Tokens a verification may emit under `policy`, None for no such limit."""
+    return getattr(policy, "most_emitted", None)
+
+
+def instrumented(policy: DraftLengthPolicy) -> bool:
+    """Whether `policy` asks for the measurements of tracing."""
+    return bool(getattr(policy, "instrumented", False))
