@@ -53,7 +53,9 @@ def figure(title: str, panels: int = 1, *, columns: int = 3, width: float = 4.4,
 
     columns = min(columns, panels)
     rows = -(-panels // columns)
-    made = Figure(figsize=(max(width * columns, 6.0), height * rows + 0.7), dpi=150, layout="constrained")
+    made = Figure(
+        figsize=(max(width * columns, 0.115 * len(title), 6.0), height * rows + 0.7), dpi=150, layout="constrained"
+    )
     high = made.get_figheight()
     body, _ = made.subfigures(2, 1, height_ratios=[high - _STRIP, _STRIP])  # the strip is for the note
     body.suptitle(title, fontsize=12, fontweight="bold", color=INK, x=0.01, ha="left")
@@ -96,7 +98,7 @@ def bars(
             x = place + (number - (len(series) - 1) / 2) * share
             axes.bar(x, value, 0.92 * share, color=colour[name], label=name if _first(values, place) else None)
             if spread:
-                axes.errorbar(x, value, spread, color=INK, linewidth=1, capsize=2)
+                axes.errorbar(x, value, [[min(spread, abs(value))], [spread]], color=INK, linewidth=1, capsize=2)
             if text:
                 top = value + (spread or 0)
                 size = 7 if share > 0.12 else 6
