@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-TARGET = Path(__file__).with_name("h200_target_config.txtpb")
+TARGET = Path(__file__).parent / "data" / "h200_target_config.txtpb"
 ARCHITECTURE = "sm_90a"
 
 

@@ -20,8 +20,11 @@ from pallas_kernels.lists import PageLists, QueryRows
 from pallas_kernels.splits import split_count
 from pallas_kernels.tiling import Tiling
 
+# Query rows of a program, and new keys it takes at a time: half where a key has more bytes than this. With these and
+# their warps no kernel spills a register (docs/gpu_kernels.md).
 _ROWS = 32
 _BLOCK = 32
+_WIDE = 256
 
 
 class NewTokens(NamedTuple):
@@ -65,7 +68,10 @@ def combine(
     """
     tokens, heads, group, dim = q.shape
     batch, span = rows.first.shape[0], cut.tiles * cut.queries
-    tile_rows = max(min(_ROWS, power_of_two(span * group)), LEAST_ROWS)
+    wide = power_of_two(dim) * q.dtype.itemsize > _WIDE
+    tile_rows = max(min(_ROWS >> wide, power_of_two(span * group)), LEAST_ROWS)
+    if group > tile_rows:
+        raise ValueError(f"group: {group}, expected at most {tile_rows}")
     per_tile = min(tile_rows // group, span)
     tiles = ceil_div(span, per_tile)
     out_shape = (
@@ -74,6 +80,7 @@ def combine(
     )
     assert partial[0].shape[0] == split_count(lists, page_size, cut)
     static = {"cut": cut, "tile_rows": tile_rows, "per_tile": per_tile, "tiles": tiles, "page_size": page_size}
+    static["keys"] = _BLOCK >> wide
     return call(
         functools.partial(_kernel, drafts=isinstance(near, Tail), **static),
         out_shape,
@@ -81,12 +88,13 @@ def combine(
         *(layer.reshape(1), rows.first, rows.queries, lists.used, q, *partial, *near),
         implementation=implementation,
         name="combine_draft" if isinstance(near, Tail) else "combine_new",
+        warps=8 if tile_rows > LEAST_ROWS or wide else 4,
     )
 
 
 def _kernel(
     layer: Any, first: Any, queries: Any, used: Any, q: Any, part: Any, part_lse: Any, *refs: Any,
-    cut: Tiling, tile_rows: int, per_tile: int, tiles: int, page_size: int, drafts: bool,
+    cut: Tiling, tile_rows: int, per_tile: int, tiles: int, page_size: int, keys: int, drafts: bool,
 ) -> None:  # fmt: skip
     *near, out, lse = refs
     tile, head = pl.program_id(0), pl.program_id(1)
@@ -105,15 +113,15 @@ def _kernel(
         at = (token[:, None], head, member[:, None], d)
         q_tile = plt.load(q.at[at], mask=wide, other=0)
 
-        def new(keys: jax.Array, values: jax.Array, seen: jax.Array, carry: Any) -> tuple[jax.Array, ...]:
-            """Takes in keys [N, D] with seen [rows, N]."""
+        def new(new_k: jax.Array, new_v: jax.Array, seen: jax.Array, carry: Any) -> tuple[jax.Array, ...]:
+            """Takes in keys and values [N, D] with seen [rows, N]."""
             acc, top, total = carry
-            score = dot(q_tile, keys.T) * (LOG2_E * np.float32(dim**-0.5))
+            score = dot(q_tile, new_k.T) * (LOG2_E * np.float32(dim**-0.5))
             score = jnp.where(seen, score, MASKED)
             new_top = jnp.maximum(top, jnp.max(score, axis=1))
             weight = jnp.where(seen, jnp.exp2(score - new_top[:, None]), np.float32(0.0))
             scale = jnp.exp2(top - new_top)
-            acc = acc * scale[:, None] + dot(weight.astype(values.dtype), values)
+            acc = acc * scale[:, None] + dot(weight.astype(new_v.dtype), new_v)
             return acc, new_top, total * scale + jnp.sum(weight, axis=1)
 
         def split(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -142,7 +150,7 @@ def _kernel(
             mask = old[:, None] & (d < dim)
             own = (first[row], head, d)
             now = slot == length[row]
-            keys, values = (
+            new_k, new_v = (
                 jnp.where(
                     now[:, None],
                     plt.load(x.at[own], mask=d < dim, other=0),
@@ -151,20 +159,21 @@ def _kernel(
                 for x, t in ((k, tail_k), (v, tail_v))
             )
             seen = jnp.broadcast_to((old | now)[None], (tile_rows, n))
-            acc, top, total = new(keys, values, seen, carry)
+            acc, top, total = new(new_k, new_v, seen, carry)
         else:
             k, v = near
 
             def block(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                other = i * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
+                other = i * keys + jnp.arange(keys, dtype=jnp.int32)
                 inside = other < queries[row]
                 at = (jnp.where(inside, first[row] + other, 0)[:, None], head, d)
                 mask = inside[:, None] & (d < dim)
-                keys = plt.load(k.at[at], mask=mask, other=0)
-                values = plt.load(v.at[at], mask=mask, other=0)
-                return new(keys, values, inside[None] & (other[None] <= query[:, None]), carry)
+                new_k, new_v = (plt.load(x.at[at], mask=mask, other=0) for x in (k, v))
+                return new(new_k, new_v, inside[None] & (other[None] <= query[:, None]), carry)
 
             last = jnp.minimum(queries[row], start + per_tile)
-            acc, top, total = jax.lax.fori_loop(0, ceil_div(last, _BLOCK), block, carry)
-        plt.store(out.at[token[:, None], head, member[:, None], d], acc / total[:, None], mask=wide)
+            acc, top, total = jax.lax.fori_loop(0, ceil_div(last, keys), block, carry)
+        # One division a row, not one an element.
+        acc = acc * (np.float32(1.0) / total)[:, None]
+        plt.store(out.at[token[:, None], head, member[:, None], d], acc, mask=wide)
         plt.store(lse.at[token, head, member], (top + jnp.log2(total)) * LN_2, mask=valid)

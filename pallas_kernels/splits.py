@@ -107,7 +107,7 @@ def _kernel(
         start = (acc, jnp.full((cut.rows,), MASKED), jnp.zeros((cut.rows,), jnp.float32))
         acc, top, total = jax.lax.fori_loop(begin, end, block, start)
         some = total > 0
-        acc = acc / jnp.where(some, total, np.float32(1.0))[:, None]
+        acc = acc * (np.float32(1.0) / jnp.where(some, total, np.float32(1.0)))[:, None]
         # Masked entries keep places of their own: the interpreter writes an old value back where a store is masked.
         place = tile * cut.queries + query
         plt.store(out.at[split, place[:, None], head, member[:, None], d], acc, mask=valid[:, None] & (d < dim))
