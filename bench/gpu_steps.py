@@ -131,12 +131,11 @@ def measure(sizes: Sizes, name: str, held: Held, copy: float | None) -> dict[str
 def _at(state: State, context: int) -> State:
     """All rows at `context` tokens, no draft held, nothing emitted, the room for new tokens all there."""
     s = state.slots
-    zero = jnp.zeros_like(s.length)
     slots = dataclasses.replace(
         s,
-        length=zero + context,
-        drafted=zero,
-        emitted=zero,
+        length=jnp.full_like(s.length, context),
+        drafted=jnp.zeros_like(s.drafted),
+        emitted=jnp.zeros_like(s.emitted),  # each a buffer of its own: the state is donated
         active=jnp.ones_like(s.active),
         fresh=jnp.zeros_like(s.fresh),
     )
