@@ -54,6 +54,9 @@ METHODS: dict[str, Method] = {
 }
 
 
+# Most drafts of `adaptive` where rows mix: a verification's products hide behind what is read anyway, and a row that
+# drafts on holds up nobody (docs/simulation.md has what it gains). Marching rows never come near its own default.
+MIXING_D_MAX = 32
 # Options that follow another one down where only that one is given.
 _BOUNDED = {"gamma_init": "d_max", "recent": "k_min"}
 
@@ -102,6 +105,8 @@ def configure(
     if chosen == "pallas":
         engine = {"unrolled": False, "dense": False} | engine
     mixed = chosen == "pallas" if mixed is None else mixed
+    if name == "adaptive" and mixed:
+        left.setdefault("d_max", MIXING_D_MAX)
     page_size = engine["page_size"] = left.pop("page_size", engine.get("page_size", 16))
     context = _with_options(method.context, left)
     draft_length = _with_options(method.draft_length, left)

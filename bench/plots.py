@@ -53,7 +53,7 @@ def figure(title: str, panels: int = 1, *, columns: int = 3, width: float = 4.4,
 
     columns = min(columns, panels)
     rows = -(-panels // columns)
-    made = Figure(
+    made: Any = Figure(
         figsize=(max(width * columns, 0.115 * len(title), 6.0), height * rows + 0.7), dpi=150, layout="constrained"
     )
     high = made.get_figheight()

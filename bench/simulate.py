@@ -17,8 +17,8 @@ import statistics
 from typing import Any
 
 from aspire_jax.cli.setup import positive
-from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy, FixedDraftLength
-from aspire_jax.methods import METHODS
+from aspire_jax.draft_length import AdaptiveDraftLength, AspireDraftLength, DraftLengthPolicy, FixedDraftLength
+from aspire_jax.methods import METHODS, MIXING_D_MAX
 from bench import command, machine, plots
 from bench.simulation import hindsight, paper, what_if
 from bench.simulation.machine import GAMMA, MODELS, WORKLOADS, ExactShapes
@@ -43,6 +43,8 @@ def policy_of(method: str) -> DraftLengthPolicy:
     if isinstance(policy, AspireDraftLength):
         # The paper's rule alone: rows on their own ways, without our guard against losses.
         policy = dataclasses.replace(policy, in_step=False, regret_share=None)
+    if isinstance(policy, AdaptiveDraftLength):
+        policy = dataclasses.replace(policy, d_max=MIXING_D_MAX)
     return policy
 
 
@@ -68,9 +70,14 @@ def measure(args: argparse.Namespace, say: command.Say) -> command.Results:
     results["adaptive"] = [_against(cell, found, best[cell]) for cell in CELLS]
     results["summary"] = _summary(results)
     say(_table(results))
-    results["what_if"] = what_if.study(what_if.policies(), spreads[what_if.CELL], steps)
+    results["what_if"] = what_if.study(_two(), spreads[what_if.CELL], steps)
     say(what_if.table(results["what_if"]))
     return results
+
+
+def _two() -> dict[str, DraftLengthPolicy]:
+    """The paper's rule with our guard against losses, and ours."""
+    return {"aspire": AspireDraftLength(in_step=False), "adaptive": policy_of("adaptive")}
 
 
 def _replayed(

@@ -19,7 +19,9 @@ from bench.simulation.replay import Scene
 # The table's names of the methods, by the library's; its MagicDec does not say which selection it uses.
 SYNCHRONISED = {"magicdec-streaming": "MagicDec", "vegas": "Vegas", "aspire-fixed": "ASPIRE-Fixed"}
 MIXED = {"aspire-fsm": "ASPIRE-FSM", "aspire": "ASPIRE"}
-REQUESTS, POSITIONS, D_MAX = 64, 256, 16
+REQUESTS, POSITIONS, D_MAX = 64, 256, 32
+# ASPIRE's own limit, within which its acceptance was measured.
+_ASPIRE_D_MAX = 16
 # Requests differ half as much as spans of one request do, in log-odds.
 _OF_REQUEST = 0.5
 _MOST_SPREAD = 3.0
@@ -63,13 +65,13 @@ def spread(cell: Cell) -> float:
     aspire = machine.row(cell.workload, cell.model, "ASPIRE")
     fixed = machine.row(cell.workload, cell.model, "ASPIRE-Fixed")
     assert aspire.acceptance is not None
-    drafts = min((aspire.per_verification - 1) / (aspire.acceptance / 100), D_MAX)
+    drafts = min((aspire.per_verification - 1) / (aspire.acceptance / 100), _ASPIRE_D_MAX)
     low, high = 0.0, _MOST_SPREAD
     for _ in range(6):
         middle = (low + high) / 2
         made = _generator(middle, seed=0)
         run = made.run(made.fitted(machine.GAMMA, fixed.per_verification))
-        below, above = int(drafts), min(int(drafts) + 1, D_MAX)
+        below, above = int(drafts), min(int(drafts) + 1, _ASPIRE_D_MAX)
         found = np.interp(drafts, [below, above], [tokens_per_verification(run, g) for g in (below, above)])
         if found - 1 < drafts * aspire.acceptance / 100:
             low = middle

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aspire_jax.draft_length import AspireDraftLength, DraftLengthPolicy
+from aspire_jax.draft_length import DraftLengthPolicy
 from bench.gpu_models import MODELS
 from bench.simulation import cards, machine, paper
 from bench.simulation.acceptance import Acceptance
@@ -57,16 +57,6 @@ def study(policies: dict[str, DraftLengthPolicy], spread: float, steps: int, see
         row |= {name: results[i].tokens_per_second / plain for name, results in found.items()}
         out.append(row)
     return out
-
-
-def policies() -> dict[str, DraftLengthPolicy]:
-    """The two that are compared: the paper's rule, with our guard, and ours."""
-    from aspire_jax.methods import METHODS
-
-    return {
-        "aspire": AspireDraftLength(in_step=False),
-        "adaptive": METHODS["adaptive"].draft_length,
-    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
