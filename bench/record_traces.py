@@ -3,7 +3,7 @@
     python -m bench.record_traces --data FILE ... --length 7000 --out trace.npz [--policy NAME=VALUE ...]
 
 Chooses prompts as the other benchmarks do, by --seed, and records as `aspire trace` does (docs/traces.md). Stop tokens
-are ignored, so that every answer has --positions places to draft from; --d-max further tokens are decoded, so that all
+are ignored, so that every answer has --positions places to draft from; further tokens are decoded, so that all
 of those have room for all drafts.
 """
 
@@ -39,7 +39,7 @@ def main() -> int:
     try:
         options = policy_options(args.method, args.policy)
         model = load(args.model)
-        tokens = args.positions + args.d_max
+        tokens = args.positions + args.d_max + 1  # no draft begins before the first token
         requests = workloads.choose(model, args.data, args.prompts, args.length, tokens, args.seed)
         with progress.Reporter(quiet=args.json == "-") as tell:
             trace = tracing.record_prepared(
