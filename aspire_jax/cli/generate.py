@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
     parser.add_argument("--trace", metavar="FILE", help="what --method oracle replays: see aspire trace")
+    parser.add_argument("--calibration", metavar="FILE", help="step costs: read where it exists, written at the end")
     parser.add_argument("--max-tokens", type=setup.positive, default=128, metavar="N", help="default: 128")
     parser.add_argument("--slots", type=setup.positive, default=8, metavar="B", help="prompts at a time (default: 8)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
@@ -83,6 +84,8 @@ def _check_apart(args: argparse.Namespace) -> None:
         named["--trace"] = args.trace
     if args.json and args.json != "-":
         named["--json"] = args.json
+    if args.calibration:
+        named["--calibration"] = args.calibration
     seen: dict[Path, str] = {}
     for name, file in named.items():
         other = seen.setdefault(Path(file).resolve(), name)
@@ -130,6 +133,7 @@ def _file(args: argparse.Namespace) -> int:
                     f"{len(journal.done)} of {len(prepared)} answers are in {journal.partial}; --resume goes on"
                 ) from None
             report = stream.report
+            _calibrate(args, model, stream)
         journal.finish()
     figures: dict[str, Any] = {"answers": len(prepared), "resumed": kept}
     if args.json:
@@ -159,6 +163,7 @@ def _prompt(args: argparse.Namespace) -> int:
                 sys.stdout.flush()
             completion = chunk.completion
     assert completion is not None
+    _calibrate(args, model, stream)
     if shown:
         print()
     if args.json:
@@ -188,7 +193,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], options: dict[str, Any]) -> Stream:
-    from aspire_jax import tracing
+    from aspire_jax import calibration, tracing
     from aspire_jax.serving import Stream
 
     try:
@@ -207,7 +212,17 @@ def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], op
         raise
     except ValueError as error:
         raise InputError(f"--policy {error}") from error
-    return Stream(model, prepared, engine, hooks=hooks)
+    known = args.calibration is not None and Path(args.calibration).exists()
+    fit = calibration.read(args.calibration, model) if known else None
+    return Stream(model, prepared, engine, fit=fit, hooks=hooks)
+
+
+def _calibrate(args: argparse.Namespace, model: Model, stream: Stream) -> None:
+    """Keeps what the run learned of the machine."""
+    from aspire_jax import calibration
+
+    if args.calibration is not None:
+        setup.write_json(args.calibration, calibration.contents(stream.fit, model))
 
 
 def _identity(model: Model) -> str:

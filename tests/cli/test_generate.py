@@ -190,3 +190,39 @@ def test_help_and_version(aspire):
     assert aspire("generate", "--help").code == 0
     assert aspire().code == 2
     assert re.match(r"\d+\.\d+|not installed", aspire("--version").out)
+
+
+def test_a_calibration_is_kept_and_taken_up(aspire, folder, tmp_path):
+    file = tmp_path / "costs.json"
+    given = ("generate", "-m", folder, "-p", "abc" * 20, *SMALL, "--quiet", "--calibration", file)
+    assert aspire(*given).code == 0
+    first = json.loads(file.read_text())
+    assert set(first) == {"model", "dtype", "device", "coefficients"} and len(first["coefficients"]) == 4
+    assert min(first["coefficients"]) > 0
+    assert aspire(*given).code == 0
+    assert set(json.loads(file.read_text())) == set(first)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"coefficients": [1, 2, 3]}, r"coefficients: \[1, 2, 3\], expected 4 positive numbers"),
+        ({"coefficients": [1, 2, 3, 0]}, r"coefficients: \[1, 2, 3, 0\], expected 4 positive numbers"),
+        ({"coefficients": [1, 2, 3, float("inf")]}, "coefficients: .*, expected 4 positive numbers"),
+        ({"model": "other"}, 'model: "other", expected "tiny"'),
+        ({"dtype": "float16"}, 'dtype: "float16", expected "float32"'),
+        (None, "expected a calibration"),
+        ([], "a list, expected a JSON object"),
+    ],
+)
+def test_a_calibration_that_does_not_serve_is_refused(aspire, folder, model, tmp_path, change, message):
+    import jax
+
+    file = tmp_path / "costs.json"
+    good = {"model": model.name, "dtype": model.dtype, "device": jax.devices()[0].device_kind, "coefficients": [1] * 4}
+    file.write_text("{" if change is None else json.dumps(good | change if isinstance(change, dict) else change))
+    before = file.read_text()
+    done = aspire("generate", "-m", folder, "-p", "abc", *SMALL, "--calibration", file)
+    assert done.code == 2 and re.search(message, done.err), done.err
+    assert done.err.count("\n") == 1 and str(file) in done.err
+    assert file.read_text() == before
