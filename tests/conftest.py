@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _REPO = Path(__file__).resolve().parent.parent
 
@@ -26,3 +30,19 @@ os.environ.update(
 # Compiled programs outlive the run: most of a first run is XLA, and a second one finds it done.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_REPO / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _release_programs() -> Iterator[None]:
+    """Every compiled program holds memory mappings, and a process may have 65,530: hundreds of tests in one run out.
+
+    Past that, compiling crashes the process.
+    """
+    yield
+    if "jax" in sys.modules:
+        import jax
+
+        if "aspire_jax.programs" in sys.modules:
+            sys.modules["aspire_jax.programs"]._compile.cache_clear()
+        jax.clear_caches()
+        gc.collect()
