@@ -24,6 +24,9 @@ def main() -> int:
     return command.run(parser(), measure, draw)
 
 
+WORKLOADS = ("main", "short", "one-row", "random-tokens")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = command.parser("ceiling", __doc__, quick="short contexts, few tokens", plot="step times and speedups")
@@ -34,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-tokens", type=positive, default=128)
     made.add_argument("--rounds", type=positive, default=3, help="how often each method decodes")
     made.add_argument("--seed", type=int, default=0, help="chooses the prompts")
+    made.add_argument("--method", default="aspire", help="what is compared with autoregressive (default: aspire)")
+    made.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS, help="default: all")
     return made
 
 
@@ -43,7 +48,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
         args.context, args.max_tokens, args.rounds = min(args.context, 1024), 32, 1
     use_compile_cache()
     loaded = load(args.model)
-    results: dict[str, Any] = {"model": loaded.name, "dtype": loaded.dtype, "seed": args.seed}
+    results: dict[str, Any] = {"model": loaded.name, "dtype": loaded.dtype, "seed": args.seed, "method": args.method}
     results |= {"machine": machine.describe(), "rates": machine.rates()}
     rates = results["rates"]
     say(f"{results['machine']}\nreads {rates['read_gb_s']:.1f} GB/s, products {rates['matmul_gflop_s']:.0f} GFLOP/s")
@@ -52,12 +57,14 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
     say(_steps_table(args, results["steps"]))
     results["workloads"] = []
     for name, requests in _workloads(loaded, args):
-        found = compare(loaded, requests, rounds=args.rounds)
+        if name not in args.workloads:
+            continue
+        found = compare(loaded, requests, rounds=args.rounds, candidate=args.method)
         row = _row(name, requests, found)
         if name == "main":
             row |= _ceilings(times, found)
         results["workloads"].append(row)
-        say(_row_text(row))
+        say(_row_text(row, args.method))
     results["rates_after"] = machine.rates()
     return results
 
@@ -76,7 +83,7 @@ def draw(results: dict[str, Any], file: str) -> None:
     rows = results["workloads"]
     names = [f"{row['workload']}\n{row['prompts']} x {max(row['prompt_tokens']):,}" for row in rows]
     series = {
-        "aspire": [row["speedup"] for row in rows],
+        results["method"]: [row["speedup"] for row in rows],
         "the step times allow": [row.get("ceiling") for row in rows],
         "were all drafts accepted": [row.get("ceiling_all_accepted") for row in rows],
     }
@@ -95,8 +102,8 @@ def _workloads(loaded: Model, args: argparse.Namespace) -> list[tuple[str, list[
     return [
         ("main", workloads.near(loaded, args.data, n, args.context, new, seed)),
         ("short", workloads.near(loaded, args.data, n, short, new, seed)),
-        ("one row", workloads.near(loaded, args.data, 1, args.context, new, seed)),
-        ("random tokens", workloads.random_tokens(loaded, n, short, new, seed)),
+        ("one-row", workloads.near(loaded, args.data, 1, args.context, new, seed)),
+        ("random-tokens", workloads.random_tokens(loaded, n, short, new, seed)),
     ]
 
 
@@ -139,7 +146,7 @@ def _steps_table(args: argparse.Namespace, s: dict[str, Any]) -> str:
 
 
 def _row(name: str, requests: list[Prepared], found: Comparison) -> dict[str, Any]:
-    plain, aspire = found.best
+    plain, candidate = found.best
     per_round = [
         b.tokens_per_second / a.tokens_per_second
         for a, b in zip(found.reference_reports, found.candidate_reports, strict=True)
@@ -154,18 +161,18 @@ def _row(name: str, requests: list[Prepared], found: Comparison) -> dict[str, An
         "speedup": found.speedup,
         "speedup_per_round": per_round,
         "autoregressive": plain.as_dict(),
-        "aspire": aspire.as_dict(),
+        "candidate": candidate.as_dict(),
     }
 
 
-def _row_text(row: dict[str, Any]) -> str:
+def _row_text(row: dict[str, Any], method: str) -> str:
     tokens = row["prompt_tokens"]
-    plain, aspire = row["autoregressive"], row["aspire"]
+    plain, found = row["autoregressive"], row["candidate"]
     text = (
         f"{row['workload']}: {row['prompts']} x {sum(tokens) // len(tokens)} tokens: "
-        f"autoregressive {plain['tokens_per_second']:.1f}, aspire {aspire['tokens_per_second']:.1f} tokens/s, "
+        f"autoregressive {plain['tokens_per_second']:.1f}, {method} {found['tokens_per_second']:.1f} tokens/s, "
         f"{row['speedup']:.2f}x (rounds {', '.join(f'{x:.2f}' for x in row['speedup_per_round'])}), "
-        f"acceptance {aspire['acceptance']:.0%}, mean accepted {aspire['mean_accepted_length']:.2f}, "
+        f"acceptance {found['acceptance']:.0%}, mean accepted {found['mean_accepted_length']:.2f}, "
         f"exact {row['exact']}/{row['prompts']}; prefill {row['prefill_tokens_per_second']:.0f} tokens/s"
     )
     if "ceiling" in row:

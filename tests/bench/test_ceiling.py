@@ -17,16 +17,14 @@ def test_all_figures(folder, data, tmp_path, monkeypatch):
     monkeypatch.setattr(ceiling, "use_compile_cache", lambda: None)
     # Few step shapes, and only workloads that share their programs: compiling is nearly all of it.
     monkeypatch.setattr(ceiling, "compare", functools.partial(comparing.compare, options=models.ASPIRE))
-    whole = ceiling._workloads
-    monkeypatch.setattr(ceiling, "_workloads", lambda *a: [w for w in whole(*a) if w[0] in ("main", "random tokens")])
     arguments = ["--model", str(folder), "--data", *data, "--prompts", "2", "--context", "50", "--max-tokens", "4"]
-    arguments += ["--quick", "--json", str(tmp_path / "x.json")]
+    arguments += ["--workloads", "main", "random-tokens", "--quick", "--json", str(tmp_path / "x.json")]
     assert ceiling.command.run(ceiling.parser(), ceiling.measure, ceiling.draw, arguments) == 0
     results = json.loads((tmp_path / "x.json").read_text())
     steps = results["steps"]
     assert set(steps["verify"]) == {"1", "2", "3", "4", "5"} and min(steps["verify"].values()) > 0
     assert steps["draft"] > 0 and steps["first_draft"] > 0 and steps["plain_read_share"] > 0
-    assert [w["workload"] for w in results["workloads"]] == ["main", "random tokens"]
+    assert [w["workload"] for w in results["workloads"]] == ["main", "random-tokens"]
     assert [w["exact"] for w in results["workloads"]] == [2, 2]
     assert results["workloads"][0]["ceiling_all_accepted"] >= 1
     pytest.importorskip("matplotlib")
