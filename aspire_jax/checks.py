@@ -38,7 +38,8 @@ def check(good: bool, where: str, field: str, value: Any, expected: str) -> None
 
 
 def refuse(where: str, field: str, value: Any, expected: str) -> InputError:
-    """The refusal, for the caller to raise."""
+    """The refusal, for the caller to raise. `where` -- says that the field is an option of a command line."""
     shown = json.dumps(value, default=repr)
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    return InputError(f"{where}: {field}: {shown}, expected {expected}")
+    place = f"--{field.replace('_', '-')}" if where == "--" else f"{where}: {field}"
+    return InputError(f"{place}: {shown}, expected {expected}")

@@ -71,6 +71,7 @@ class Request:
     n: int | None = None
 
 
+_STOP = "a string or a list of strings, none of them empty"
 FIELDS = tuple(f.name for f in dataclasses.fields(Request))
 
 
@@ -136,6 +137,7 @@ def prepare(
     truncate: bool = False,
     max_length: int | None = None,
     places: Sequence[str] | None = None,
+    call: str = "call",
     sampling: Mapping[str, Any] | None = None,
 ) -> list[Prepared]:
     """Checks and tokenises all prompts; nothing is computed before all of them can be served.
@@ -148,6 +150,7 @@ def prepare(
       max_tokens, stop, truncate: for requests that do not say.
       max_length: tokens of prompt and completion together at most, where less than the model's.
       places: what error messages call each prompt ("in.jsonl:3"); "request ID" otherwise.
+      call: what they call the arguments for all prompts; -- names them as options of a command line.
       sampling: fields of `SamplingFields`, for requests that do not say.
 
     Raises:
@@ -157,12 +160,14 @@ def prepare(
         raise InputError(f"prompts: one {type(prompts).__name__}, expected a list of prompts")
     longest = model.config.max_length
     if max_length is not None:
-        _check(_whole(max_length) and 2 <= max_length <= longest, "call", "max_length", max_length, f"2 to {longest}")
+        _check(_whole(max_length) and 2 <= max_length <= longest, call, "max_length", max_length, f"2 to {longest}")
         longest = max_length
-    _check(_whole(max_tokens) and max_tokens >= 1, "call", "max_tokens", max_tokens, "a whole number of at least 1")
+    _check(_whole(max_tokens) and max_tokens >= 1, call, "max_tokens", max_tokens, "a whole number of at least 1")
     vocabulary = model.config.vocab_size
     general = {**dict.fromkeys(SAMPLING), **(sampling or {})}
-    base = checked({**general, "n": None}, "call", vocabulary).seed
+    base = checked({**general, "n": None}, call, vocabulary).seed
+    checked({"n": general["n"], "temperature": 1}, call, vocabulary)  # whether it may be above 1, each request decides
+    _check(_are_texts((stop,) if isinstance(stop, str) else stop), call, "stop", stop, _STOP)
     base = fresh_seed() if base is None else base
     done: list[Prepared] = []
     seen: dict[tuple[type, str | int], str] = {}
@@ -205,7 +210,7 @@ def _prepare(
     least = sampling.min_tokens
     _check(least <= r.max_tokens, where, "min_tokens", least, f"no more than max_tokens, {r.max_tokens}")
     stop = (r.stop,) if isinstance(r.stop, str) else r.stop
-    _check(_are_texts(stop), where, "stop", r.stop, "a string or a list of strings, none of them empty")
+    _check(_are_texts(stop), where, "stop", r.stop, _STOP)
     assert stop is not None
     vocabulary = model.config.vocab_size
     ids = r.stop_token_ids

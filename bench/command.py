@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aspire_jax.cli.setup import write_json
+from aspire_jax.cli.setup import write_json, written_or_standard
 from aspire_jax.errors import InputError
 
 Results = dict[str, Any]
@@ -27,7 +27,9 @@ def parser(name: str, doc: str | None, *, quick: str, plot: str) -> argparse.Arg
     made = argparse.ArgumentParser(
         prog=f"python -m bench.{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--json", metavar="FILE", help="write the results; - for standard output alone")
+    made.add_argument(
+        "--json", type=written_or_standard, metavar="FILE", help="write the results; - for standard output alone"
+    )
     made.add_argument("--plot", metavar="FILE", help=f"draw {plot}; PNG or SVG by the name's ending")
     made.add_argument("--quick", action="store_true", help=f"{quick}: about two minutes")
     return made

@@ -25,13 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--input", "-i", metavar="FILE", help='JSONL: {"id", "prompt"} or {"id", "messages"} a line')
     source.add_argument("--prompt", "-p", metavar="TEXT", help="one prompt; the answer is printed as it comes")
     parser.add_argument("--chat", action="store_true", help="--prompt is a user's message, not text to continue")
-    parser.add_argument("--output", "-o", metavar="FILE", help="JSONL with the answers, in the order of the input")
+    parser.add_argument(
+        "--output", "-o", type=setup.written, metavar="FILE", help="JSONL with the answers, in the order of the input"
+    )
     parser.add_argument(
         "--method", default="aspire", help="aspire (default), autoregressive, ...; the answers are equal"
     )
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
     parser.add_argument("--trace", metavar="FILE", help="what --method oracle replays: see aspire trace")
-    parser.add_argument("--calibration", metavar="FILE", help="step costs: read where it exists, written at the end")
+    what = "step costs: read where it exists, written at the end"
+    parser.add_argument("--calibration", type=setup.written, metavar="FILE", help=what)
     parser.add_argument("--max-tokens", type=setup.positive, default=128, metavar="N", help="default: 128")
     parser.add_argument("--slots", type=setup.positive, default=8, metavar="B", help="prompts at a time (default: 8)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
@@ -104,7 +107,7 @@ def _file(args: argparse.Namespace) -> int:
     if not chosen:  # an interrupted run goes on with the seed it drew
         drawn = remembered(args.output, "seed") if args.resume else None
         args.seed = drawn if isinstance(drawn, int) else fresh_seed()
-    prepared = request.prepare(model, requests, places=places, **_limits(args))
+    prepared = request.prepare(model, requests, places=places, call="--", **_limits(args))
     if not chosen and all(r.sampling.greedy for r in prepared):
         args.seed = None
     settings = {"input": digest, "model": _identity(model), "method": args.method, "options": options, **_asked(args)}
@@ -150,7 +153,7 @@ def _prompt(args: argparse.Namespace) -> int:
     options = setup.policy_options(args.method, args.policy)
     model = _load(args)
     one = request.Request(messages=[{"role": "user", "content": args.prompt}]) if args.chat else args.prompt
-    prepared = request.prepare(model, [one], places=["--prompt"], **_limits(args))
+    prepared = request.prepare(model, [one], places=["--prompt"], call="--", **_limits(args))
     stream = _stream(args, model, prepared, options)
     shown = args.json != "-"
     # On a terminal the text itself is the progress; a bar would be drawn into it.

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from aspire_jax.loading import Model
 
 DTYPES = ("float32", "bfloat16", "float16")
+_MOST = 2**31 - 1  # of whatever is counted
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """The option that every command with figures has."""
-    parser.add_argument("--json", metavar="FILE", help=f"write {what} as JSON; - for standard output alone")
+    summary = f"write {what} as JSON; - for standard output alone"
+    parser.add_argument("--json", type=written_or_standard, metavar="FILE", help=summary)
 
 
 def positive(text: str) -> int:
@@ -35,7 +37,32 @@ def positive(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
+    if value > _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected at most {_MOST}")
     return value
+
+
+def written(text: str) -> str:
+    """An argument's type: a file to write at the end of a run, refused before it where that could not be.
+
+    It is written by renaming another over it, which would put a file in the place of a device or a pipe.
+    """
+    path = Path(text)
+    try:
+        if not text or path.is_dir() or not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r}, expected a file name in a folder that exists")
+        if path.exists() and not path.is_file():
+            raise argparse.ArgumentTypeError(f"{text!r}, expected a file, not a device or a pipe")
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}, expected a file") from error
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a folder that may be written to")
+    return text
+
+
+def written_or_standard(text: str) -> str:
+    """As `written`; - is standard output."""
+    return text if text == "-" else written(text)
 
 
 def load_model(name: str, *, dtype: str | None = None, quiet: bool = False) -> Model:

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("--model", "-m", required=True, metavar="M", help="converted folder, or smollm2-135m")
     parser.add_argument("--input", "-i", required=True, metavar="FILE", help="prompts, as for aspire generate")
-    parser.add_argument("--out", "-o", required=True, metavar="FILE", help="the trace (npz)")
+    parser.add_argument("--out", "-o", type=setup.written, required=True, metavar="FILE", help="the trace (npz)")
     parser.add_argument("--cadence", choices=("accepted", "every"), default="accepted", help=_CADENCE)
     parser.add_argument("--d-max", type=setup.positive, default=16, metavar="D", help="drafts at a time (default: 16)")
     parser.add_argument("--method", default="aspire", help="whose context policy the drafts read by; default: aspire")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     options = setup.policy_options(args.method, args.policy)
     model = setup.load_model(args.model, dtype=args.dtype, quiet=args.quiet)
     limits = {name: getattr(args, name) for name in ("max_tokens", "stop", "truncate", "max_length")}
-    prepared = prepare(model, requests, places=places, **limits)
+    prepared = prepare(model, requests, places=places, call="--", **limits)
     with progress.Reporter(quiet=args.quiet) as tell:
         try:
             trace = tracing.record_prepared(
@@ -72,7 +72,5 @@ def _check(args: argparse.Namespace) -> None:
     for name, other in files.items():
         if other is not None and other.resolve() == out.resolve():
             raise InputError(f"--out: {out}, expected another file than {name}")
-    if out.is_dir() or not out.parent.is_dir():
-        raise InputError(f"--out: {out}, expected a file name in a folder that exists")
     if out.exists() and not args.overwrite:
         raise InputError(f"--out: {out} exists, expected another name or --overwrite")

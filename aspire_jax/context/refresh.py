@@ -68,6 +68,8 @@ class RefreshContext:
     def __post_init__(self) -> None:
         if not 0 <= self.rho <= 1:
             raise ValueError(f"rho: {self.rho}, expected a share between 0 and 1")
+        if self.k_min < 1:
+            raise ValueError(f"k_min: {self.k_min}, expected at least 1")
         if not 1 <= self.recent <= self.k_min:
             raise ValueError(f"recent: {self.recent}, expected 1 to k_min ({self.k_min})")
 

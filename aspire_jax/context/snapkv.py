@@ -45,6 +45,8 @@ class SnapKVContext:
     kernel: int = 5
 
     def __post_init__(self) -> None:
+        if self.budget < 2:
+            raise ValueError(f"budget: {self.budget}, expected at least 2")
         if not 1 <= self.window < self.budget:
             raise ValueError(f"window: {self.window}, expected 1 to less than budget ({self.budget})")
         if self.kernel < 1 or self.kernel % 2 == 0:

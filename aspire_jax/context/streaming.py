@@ -27,6 +27,8 @@ class StreamingContext:
     sinks: int = 16
 
     def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise ValueError(f"budget: {self.budget}, expected at least 1")
         if not 0 <= self.sinks < self.budget:
             raise ValueError(f"sinks: {self.sinks}, expected 0 to less than budget ({self.budget})")
 

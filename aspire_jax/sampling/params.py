@@ -101,14 +101,14 @@ def checked(fields: Mapping[str, Any], where: str, vocabulary: int) -> SamplingP
     real("temperature", 0, 100, "a number, 0 (greedy) or 0.01 to 100")
     warm = given.get("temperature", 0)
     checks.check(warm == 0 or warm >= 0.01, where, "temperature", warm, "a number, 0 (greedy) or 0.01 to 100")
-    count("top_k", 0, 1 << 31, "a whole number of at least 0 (0: all tokens)")
+    count("top_k", 0, 1 << 31, "a whole number from 0 (all tokens) to 2^31")
     real("top_p", 0, 1, "a number above 0, at most 1 (1: all tokens)")
     checks.check(given.get("top_p", 1) > 0, where, "top_p", 0, "a number above 0, at most 1 (1: all tokens)")
     real("min_p", 0, 1, "a number from 0 (all tokens) to 1")
     real("repetition_penalty", 0.01, 100, "a number from 0.01 to 100 (1: none)")
     real("presence_penalty", -2, 2, "a number from -2 to 2 (0: none)")
     real("frequency_penalty", -2, 2, "a number from -2 to 2 (0: none)")
-    count("min_tokens", 0, 1 << 30, "a whole number of at least 0")
+    count("min_tokens", 0, 1 << 30, "a whole number from 0 to 2^30")
     if isinstance(given.get("logprobs"), bool):
         given["logprobs"] = 0 if given["logprobs"] else None
     count("logprobs", 0, MOST_LOGPROBS, f"true, false or a whole number from 0 to {MOST_LOGPROBS}")

@@ -43,7 +43,7 @@ from aspire_jax.sampling.params import SAMPLING, SamplingParams
         (Request(prompt="a", temperature=1e-3), "temperature: 0.001, expected a number, 0 .greedy. or 0.01 to 100"),
         (Request(prompt="a", temperature=float("nan")), "temperature: NaN"),
         (Request(prompt="a", temperature=True), "temperature: true"),
-        (Request(prompt="a", top_k=-1), "top_k: -1, expected a whole number of at least 0"),
+        (Request(prompt="a", top_k=-1), "top_k: -1, expected a whole number from 0 .all tokens. to"),
         (Request(prompt="a", top_k=2.0), "top_k: 2.0"),
         (Request(prompt="a", top_p="high"), 'top_p: "high", expected a number above 0'),
         (Request(prompt="a", top_p=0), "top_p: 0, expected a number above 0"),

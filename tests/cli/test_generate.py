@@ -181,7 +181,7 @@ def test_sampling(aspire, folder, loaded, model, tmp_path):
         assert token["best"][0]["logprob"] == token["logprob"] >= token["best"][1]["logprob"]
     done = aspire(*command, "-p", "hello", "--temperature", "0.001")
     assert done.code == 2 and done.err == (
-        "aspire: error: call: temperature: 0.001, expected a number, 0 (greedy) or 0.01 to 100\n"
+        "aspire: error: --temperature: 0.001, expected a number, 0 (greedy) or 0.01 to 100\n"
     )
 
 

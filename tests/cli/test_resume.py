@@ -166,9 +166,9 @@ def test_output_where_none_can_be(aspire, loaded, command, tmp_path):
     command = list(command)
     at = command.index("-o") + 1
     command[at] = tmp_path / "no" / "out.jsonl"
-    assert "no folder" in aspire(*command).err
+    assert "expected a file name in a folder that exists" in aspire(*command).err
     command[at] = tmp_path
-    assert "a folder, expected a file name" in aspire(*command).err
+    assert "expected a file name in a folder that exists" in aspire(*command).err
 
 
 def test_a_sampled_run_goes_on_with_its_own_seed(aspire, loaded, command, tmp_path, monkeypatch):

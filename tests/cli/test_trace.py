@@ -47,7 +47,10 @@ def test_record_and_replay(aspire, folder, loaded, source, tmp_path):
         ),
         (("--d-max", 33), "--method aspire: d_max: 33, expected 1 to 32"),
         (("--policy", "positions=3"), "--policy positions: method aspire has no such option"),
-        (("--out", "no/such/t.npz"), "--out: no/such/t.npz, expected a file name in a folder that exists"),
+        (
+            ("--out", "no/such/t.npz"),
+            "argument --out/-o: 'no/such/t.npz', expected a file name in a folder that exists",
+        ),
         (("--out", "SOURCE"), "--out: SOURCE, expected another file than --input"),
     ],
 )
