@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aspire_jax.cli.setup import write_json, written_or_standard
-from aspire_jax.errors import InputError
+from aspire_jax.cli.setup import write_json
+from aspire_jax.errors import InputError, written_or_standard
 
 Results = dict[str, Any]
 Say = Callable[[str], None]

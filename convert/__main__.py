@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aspire_jax.errors import InputError
+from aspire_jax.errors import InputError, written_or_standard
 from convert.progress import Progress, Reporter, silent
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the conversion to `parser`."""
-    from aspire_jax.cli import setup  # whose package imports this one
-
     parser.add_argument("src", metavar="SRC", help="Hugging Face folder or GGUF file; with --to hf a converted folder")
     parser.add_argument("dst", metavar="DST", help="folder to create")
     parser.add_argument(
@@ -34,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=("orbax", "hf"), default="orbax", help="format of DST (default: orbax)")
     parser.add_argument("--no-tokenizer", action="store_true", help="convert the weights alone")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    setup.add_json(parser, "the manifest")
+    parser.add_argument(
+        "--json",
+        type=written_or_standard,
+        metavar="FILE",
+        help="write the manifest as JSON; - for standard output alone",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aspire_jax.errors import InputError
+from aspire_jax.errors import InputError, written_or_standard
+from aspire_jax.errors import written as written
 
 if TYPE_CHECKING:
     from aspire_jax.loading import Model
@@ -40,29 +41,6 @@ def positive(text: str) -> int:
     if value > _MOST:
         raise argparse.ArgumentTypeError(f"{text!r}, expected at most {_MOST}")
     return value
-
-
-def written(text: str) -> str:
-    """An argument's type: a file to write at the end of a run, refused before it where that could not be.
-
-    It is written by renaming another over it, which would put a file in the place of a device or a pipe.
-    """
-    path = Path(text)
-    try:
-        if not text or path.is_dir() or not path.parent.is_dir():
-            raise argparse.ArgumentTypeError(f"{text!r}, expected a file name in a folder that exists")
-        if path.exists() and not path.is_file():
-            raise argparse.ArgumentTypeError(f"{text!r}, expected a file, not a device or a pipe")
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}, expected a file") from error
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a folder that may be written to")
-    return text
-
-
-def written_or_standard(text: str) -> str:
-    """As `written`; - is standard output."""
-    return text if text == "-" else written(text)
 
 
 def load_model(name: str, *, dtype: str | None = None, quiet: bool = False) -> Model:
