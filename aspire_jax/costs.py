@@ -94,21 +94,22 @@ class Fit:
         # Errors beyond their expected size, several runs on end, mean that the machine is another one.
         self._surprise = 0.7 * self._surprise + 0.3 * min(error**2 / expected, 100.0)
         if self._surprise > _SURPRISING:
-            spread = spread * self._surprise
-            # What no run tells apart must not grow without end.
-            most = _MOST * reach / np.sqrt(np.diag(spread))
-            spread = spread * np.minimum(most, 1.0)[:, None] * np.minimum(most, 1.0)[None, :]
+            spread = _capped(spread * self._surprise, _MOST * reach)
             expected = float(work @ spread @ work) + noise
         gain = spread @ work / expected
         self._b = np.maximum(self._b + gain * error, _LEAST * reach)
-        spread = spread - np.outer(gain, work @ spread)
-        most = np.minimum(_MOST * reach / np.sqrt(np.maximum(np.diag(spread), 1e-300)), 1.0)
-        self._spread = spread * most[:, None] * most[None, :]
+        self._spread = _capped(spread - np.outer(gain, work @ spread), _MOST * reach)
 
     def _reach(self, work: np.ndarray, seconds: float) -> np.ndarray:
         """Size [4] of each coefficient as its share of a run's time goes, a term's share being at least `_FLOOR`."""
         used = np.maximum(work, 1e-30)
         return np.maximum(self._b, _FLOOR * seconds / used)
+
+
+def _capped(spread: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """A covariance with standard deviations of `most` at most: what no run tells apart must not grow without end."""
+    scale = np.minimum(most / np.sqrt(np.maximum(np.diag(spread), 1e-300)), 1.0)
+    return spread * scale[:, None] * scale[None, :]
 
 
 # Relative: spread of the prior, noise of a run's time, largest and smallest that a coefficient may become, the share of

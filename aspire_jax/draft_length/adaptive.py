@@ -149,9 +149,9 @@ class AdaptiveDraftLength:
             if self.confidence
             else jnp.repeat(alpha[:, None], self.d_max, 1)
         )
-        place = jnp.arange(self.d_max, dtype=jnp.int32)[None]
-        survival = jnp.cumprod(jnp.where(place < view.drafted[:, None], p, 1.0), axis=1)
-        hoped = jnp.sum(jnp.where(place < view.drafted[:, None], survival, 0.0), axis=1)
+        counts = jnp.arange(self.d_max, dtype=jnp.int32)[None] < view.drafted[:, None]
+        survival = jnp.cumprod(jnp.where(counts, p, 1.0), axis=1)
+        hoped = jnp.sum(jnp.where(counts, survival, 0.0), axis=1)
         active = view.active.astype(jnp.float32)
         return hoped * active, survival[:, -1], alpha
 
