@@ -7,13 +7,13 @@ seconds. What matters to a scheduler is their proportions; every run goes on fit
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from aspire_jax.checks import number
 from aspire_jax.costs import TERMS, Fit
 from aspire_jax.errors import InputError
 from aspire_jax.loading import Model
@@ -35,7 +35,7 @@ def read(path: str | Path, model: Model) -> Fit:
         if found.get(name) != value:
             raise InputError(f"{path}: {name}: {json.dumps(found.get(name))}, expected {json.dumps(value)}")
     b = found.get("coefficients")
-    if not isinstance(b, list) or len(b) != TERMS or not all(_positive(x) for x in b):
+    if not isinstance(b, list) or len(b) != TERMS or not all(number(x) and x > 0 for x in b):
         raise InputError(f"{path}: coefficients: {json.dumps(b)[:80]}, expected {TERMS} positive numbers")
     return Fit(np.asarray(b, np.float32))
 
@@ -47,7 +47,3 @@ def contents(fit: Fit, model: Model) -> dict[str, Any]:
 
 def _about(model: Model) -> dict[str, str]:
     return {"model": model.name, "dtype": model.dtype, "device": jax.devices()[0].device_kind}
-
-
-def _positive(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) and x > 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aspire_jax.cli import progress, requests_file, sampling_options, setup
 from aspire_jax.cli.journal import Journal, remembered
-from aspire_jax.errors import InputError
+from aspire_jax.errors import InputError, written
 
 if TYPE_CHECKING:
     from aspire_jax.loading import Model
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt", "-p", metavar="TEXT", help="one prompt; the answer is printed as it comes")
     parser.add_argument("--chat", action="store_true", help="--prompt is a user's message, not text to continue")
     parser.add_argument(
-        "--output", "-o", type=setup.written, metavar="FILE", help="JSONL with the answers, in the order of the input"
+        "--output", "-o", type=written, metavar="FILE", help="JSONL with the answers, in the order of the input"
     )
     parser.add_argument(
         "--method", default="aspire", help="aspire (default), autoregressive, ...; the answers are equal"
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of the method")
     parser.add_argument("--trace", metavar="FILE", help="what --method oracle replays: see aspire trace")
     what = "step costs: read where it exists, written at the end"
-    parser.add_argument("--calibration", type=setup.written, metavar="FILE", help=what)
+    parser.add_argument("--calibration", type=written, metavar="FILE", help=what)
     parser.add_argument("--max-tokens", type=setup.positive, default=128, metavar="N", help="default: 128")
     parser.add_argument("--slots", type=setup.positive, default=8, metavar="B", help="prompts at a time (default: 8)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aspire_jax.errors import InputError, written_or_standard
-from aspire_jax.errors import written as written
 
 if TYPE_CHECKING:
     from aspire_jax.loading import Model

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 from aspire_jax.cli import progress, requests_file, setup
-from aspire_jax.errors import InputError
+from aspire_jax.errors import InputError, written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("--model", "-m", required=True, metavar="M", help="converted folder, or smollm2-135m")
     parser.add_argument("--input", "-i", required=True, metavar="FILE", help="prompts, as for aspire generate")
-    parser.add_argument("--out", "-o", type=setup.written, required=True, metavar="FILE", help="the trace (npz)")
+    parser.add_argument("--out", "-o", type=written, required=True, metavar="FILE", help="the trace (npz)")
     parser.add_argument("--cadence", choices=("accepted", "every"), default="accepted", help=_CADENCE)
     parser.add_argument("--d-max", type=setup.positive, default=16, metavar="D", help="drafts at a time (default: 16)")
     parser.add_argument("--method", default="aspire", help="whose context policy the drafts read by; default: aspire")
