@@ -41,6 +41,8 @@ def run(
     draw: Callable[[Results, str], None],
     arguments: Sequence[str] | None = None,
     passed: Callable[[Results], bool] = lambda _: True,
+    *,
+    folder: bool = False,
 ) -> int:
     """Parses, measures, writes JSON and picture. The exit code: 0, 1 where the results do not pass, 2 for bad input.
 
@@ -48,6 +50,7 @@ def run(
       measure: from the arguments, with the whole `command` among them, and a function that tells how it goes; told
         nothing where JSON goes to standard output.
       draw: the picture of the results into a file.
+      folder: whether --plot may also name a folder, which `draw` then gets.
     """
     args = parser.parse_args(arguments)
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -57,7 +60,7 @@ def run(
             print(text, flush=True)
 
     try:
-        check_plot(args.plot)
+        check_plot(args.plot, folder=folder)
         args.command = " ".join([parser.prog, *given])
         results = {"command": args.command} | measure(args, say)
         if args.json:
@@ -70,11 +73,13 @@ def run(
     return 0 if passed(results) else 1
 
 
-def check_plot(file: str | None) -> None:
-    """Refuses a picture that could not be written, before anything is measured."""
+def check_plot(file: str | None, *, folder: bool = False) -> None:
+    """Refuses a picture that could not be written, before anything is measured; a folder where it may be one."""
     if file is None:
         return
     path = Path(file)
+    if folder and path.is_dir():
+        path = path / "all.png"
     if path.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"--plot: {file}, expected a name that ends in .png or .svg")
     if not path.parent.is_dir():

@@ -143,16 +143,16 @@ class Group:
                 state = _prefill(engine, loaded.params, state, *place)
         self.cache = state.cache
 
-    def engine(self, context: ContextPolicy) -> Engine:
-        """An engine of two shapes that drafts by `context`."""
+    def engine(self, context: ContextPolicy, drafts: int = DRAFTS, size: int | None = None) -> Engine:
+        """An engine of two shapes that drafts so many tokens by `context`, on pages of `size` tokens."""
         made = methods.configure(
             self.loaded.config,
-            methods.Method(context, FixedDraftLength(gamma=DRAFTS)),
+            methods.Method(context, FixedDraftLength(gamma=drafts)),
             batch=len(self.requests),
             capacity=self.capacity,
             max_new=self.requests[0].max_new,
             dtype=self.loaded.dtype,
-            page_size=page_size(context),
+            page_size=page_size(context) if size is None else size,
         )
         return _Engine(**{f.name: getattr(made, f.name) for f in dataclasses.fields(made)})
 
@@ -165,15 +165,15 @@ class Group:
                 leaves[i] = pages.reshape(pages.shape[0], -1, size, pages.shape[3])
         self.cache = jax.tree.unflatten(tree, leaves)
 
-    def decode(self, context: ContextPolicy) -> list[list[Verification]]:
-        """Of each prompt, its verifications that held all drafts."""
+    def decode(self, context: ContextPolicy, drafts: int = DRAFTS, size: int | None = None) -> list[list[Verification]]:
+        """Of each prompt, its verifications that held all drafts; arguments as for `engine`."""
         knobs: dict[str, Any] = {}
         if isinstance(context, Tuned):
             values = {"own": np.float32(context.own), "window": np.float32(context.window)}
             knobs = {**values, "tokens": np.int32(context.least)}
             # What is left is what a program is compiled for.
             context = dataclasses.replace(context, own=0.5, window=0.125, least=max(512, context.least))
-        engine, params = self.engine(context), self.loaded.params
+        engine, params = self.engine(context, drafts, size), self.loaded.params
         self._cut(engine.page_size)
         state = dataclasses.replace(_blank(engine, self.cost), cache=self.cache)
         if knobs:
@@ -191,16 +191,16 @@ class Group:
         self.answers = out if self.answers is None else self.answers
         self.differing += int(np.sum(np.any(out != self.answers, axis=1)))
         rows = zip(out, held, self.requests, strict=True)
-        return [verifications(tokens[: r.max_new], drafts[: r.max_new]) for tokens, drafts, r in rows]
+        return [verifications(tokens[: r.max_new], held[: r.max_new], drafts) for tokens, held, r in rows]
 
 
-def verifications(tokens: np.ndarray, held: np.ndarray) -> list[Verification]:
+def verifications(tokens: np.ndarray, held: np.ndarray, drafts: int = DRAFTS) -> list[Verification]:
     """An answer's verifications that held all drafts; `held` as in the slots. The last may have been cut short."""
     first = np.flatnonzero(held >= 0)
     emitted = np.diff(first)
     places = novelty.novel(tokens.tolist())
     pairs = zip(first[:-1], emitted, strict=True)
-    return [(int(n) - 1, bool(places[i])) for i, n in pairs if held[i] == DRAFTS]
+    return [(int(n) - 1, bool(places[i])) for i, n in pairs if held[i] == drafts]
 
 
 def summary(found: Sequence[Sequence[Verification]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,20 +76,31 @@ def measure(args: argparse.Namespace, say: command.Say) -> command.Results:
     return results
 
 
-def _on_gpu(known: Acceptance, steps: int) -> list[dict[str, Any]]:
-    scenes = []
-    for model, workload in SETTINGS:
+def scenes(known: Acceptance, settings: Sequence[tuple[str, str]]) -> list[Scene]:
+    """The paper's models and workloads with its step times and its batch for ASPIRE, but these acceptances."""
+    out = []
+    for model, workload in settings:
         costs, batch = papers.mixed_coefficients(workload, model), papers.row(workload, model, "ASPIRE").batch
-        scenes.append(Scene(_at(known, papers.context(workload, model)), batch, costs, costs))
+        out.append(Scene(at_length(known, papers.context(workload, model)), batch, costs, costs))
+    return out
+
+
+def plain_speed(scene: Scene) -> float:
+    """Tokens per second of the scene's batch without drafts, at the middle of its requests."""
+    step, token, read, pair = scene.truth.astype(float)
+    length = float(scene.traces.start[0]) + scene.traces.run.shape[1] / 2
+    return scene.batch / (step + scene.batch * (token + (read + pair) * length))
+
+
+def _on_gpu(known: Acceptance, steps: int) -> list[dict[str, Any]]:
+    of = scenes(known, SETTINGS)
     found = {
-        name: replay(p, scenes, mixed=not isinstance(p, FixedDraftLength), shapes=papers.ExactShapes(), steps=steps)
+        name: replay(p, of, mixed=not isinstance(p, FixedDraftLength), shapes=papers.ExactShapes(), steps=steps)
         for name, p in POLICIES.items()
     }
     out = []
-    for i, ((model, workload), scene) in enumerate(zip(SETTINGS, scenes, strict=True)):
-        step, token, read, pair = scene.truth.astype(float)
-        length = float(scene.traces.start[0]) + known.run.shape[1] / 2
-        plain = scene.batch / (step + scene.batch * (token + (read + pair) * length))
+    for i, ((model, workload), scene) in enumerate(zip(SETTINGS, of, strict=True)):
+        plain = plain_speed(scene)
         row = _row(f"{model}, {workload}, B = {scene.batch}", plain, {n: r[i] for n, r in found.items()})
         row["speedup"]["hindsight"] = hindsight.tokens_per_second(scene) / plain
         out.append(row)
@@ -97,7 +109,7 @@ def _on_gpu(known: Acceptance, steps: int) -> list[dict[str, Any]]:
 
 def _on_cpu(known: Acceptance, steps: int) -> dict[str, Any]:
     start = CPU_CAPACITY - known.run.shape[1] - 64
-    scene = Scene(_at(known, start), CPU_BATCH, CPU, CPU, share=0.0, least=512.0)
+    scene = Scene(at_length(known, start), CPU_BATCH, CPU, CPU, share=0.0, least=512.0)
     found = {}
     for name, policy in POLICIES.items():
         if isinstance(policy, FsmDraftLength):  # its rows go their own ways, which the engine does not offer there
@@ -119,7 +131,8 @@ def _on_cpu(known: Acceptance, steps: int) -> dict[str, Any]:
     return _row(f"two-core CPU, SmolLM2, {CPU_BATCH} x {CPU_CAPACITY}", plain, found)
 
 
-def _at(known: Acceptance, length: float) -> Acceptance:
+def at_length(known: Acceptance, length: float) -> Acceptance:
+    """The same acceptances at another context length in tokens."""
     return known._replace(start=np.full_like(known.start, int(length)))
 
 

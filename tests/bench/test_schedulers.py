@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from aspire_jax.errors import InputError
-from aspire_jax.tracing import Trace
 from bench import schedulers
 from bench.simulation import recorded
+from tests.bench.made import trace
 
 D_MAX, LONG = 4, 12
-
-
-def trace(accepted: np.ndarray, first: int = 1, **meta: Any) -> Trace:
-    """Drafts from every position from `first` on; margins are 1 where a draft is accepted, else 0.1."""
-    requests, positions = accepted.shape
-    margin = np.where(np.arange(D_MAX) < accepted.reshape(-1, 1), 1.0, 0.1).astype(np.float32)
-    n = accepted.size
-    position = np.tile(np.arange(first, first + positions), requests).astype(np.int32)
-    nan = np.full((n, D_MAX), np.nan, np.float32)
-    known = {"model": "m", "method": "x", "context": "c", "options": {}, "d_max": D_MAX, "page_size": 16}
-    return Trace(
-        meta={**known, "cadence": "every", **meta},
-        ids=np.array([str(r) for r in range(requests)]),
-        prompt_tokens=np.full(requests, 100, np.int32),
-        emitted=np.full(requests, positions + first + 1, np.int32),
-        tokens=np.zeros((requests, positions + first + 1), np.int32),
-        request=np.repeat(np.arange(requests), positions).astype(np.int32),
-        position=position,
-        length=99 + position,
-        drafted=np.full(n, D_MAX, np.int32),
-        accepted=accepted.reshape(-1).astype(np.int32),
-        draft=np.zeros((n, D_MAX), np.int32),
-        top_probability=nan,
-        margin=margin,
-        entropy=nan,
-        outside=nan,
-        recall=nan,
-    )
 
 
 def test_recorded_acceptances_by_position() -> None:
