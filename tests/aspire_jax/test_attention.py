@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from aspire_jax.attention import xla
-from aspire_jax.attention.softmax import MASKED, Partial, attend, log_sum_exp, merge, normalise, scores_of
+from aspire_jax.attention.softmax import (
+    MASKED,
+    Partial,
+    attend,
+    attend_keeping,
+    log_sum_exp,
+    merge,
+    normalise,
+    scores_of,
+)
 
 TOLERANCE = 1e-5
 
@@ -276,6 +285,26 @@ def test_scores_do_not_depend_on_the_product_chosen(queries: int) -> None:
     q, k = rng.standard_normal((2, queries, 32)), rng.standard_normal((2, 9, 32))
     got = jax.jit(scores_of)(q.astype(np.float32), k.astype(np.float32))
     close(got, np.einsum("bnd,bsd->bns", q.astype(np.float32), k.astype(np.float32)) * 32**-0.5)
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["one mask", "a mask each"])
+@pytest.mark.parametrize("queries", [9, 10, 12, 63, 64])
+def test_attention_does_not_depend_on_the_form_chosen(queries: int, each: bool) -> None:
+    """Over long keys: the output, and the weights, which are those of no key at all where none is visible."""
+    rng = np.random.default_rng(10)
+    q, k, v = rng.standard_normal((2, queries, 32)), *rng.standard_normal((2, 2, 300, 32))
+    visible = rng.random((2, queries if each else 1, 300)) < 0.5
+    visible[1, 0] = False
+    part, weights = jax.jit(attend_keeping)(*(x.astype(np.float32) for x in (q, k, v)), visible)
+    q, k, v = (x.astype(np.float32).astype(np.float64) for x in (q, k, v))
+    scores = np.where(visible, np.einsum("bnd,bsd->bns", q, k) * 32**-0.5, -np.inf)
+    some = np.broadcast_to(visible.any(axis=-1), scores.shape[:2])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        exact = np.where(some[..., None], np.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0)
+        expected = np.where(some[..., None], exact @ v / exact.sum(axis=-1, keepdims=True), 0.0)
+    close(normalise(part), expected)
+    close(np.asarray(weights)[some], exact[some])
+    assert weights.shape == scores.shape and not np.asarray(part.total)[~some].any()
 
 
 def test_bfloat16_accumulates_in_float32() -> None:
