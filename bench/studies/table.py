@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from bench.studies import accepted_length, constants, oracle_gap, stale_costs
+from bench.studies import (
+    accepted_length,
+    constants,
+    draft_length,
+    oracle_gap,
+    page_size,
+    recall,
+    refresh_layer,
+    stale_costs,
+)
 from bench.studies.study import Study
 
-STUDIES: dict[str, Study] = {
-    study.STUDY.name: study.STUDY
-    for study in (accepted_length, constants, oracle_gap, stale_costs)
-}  # fmt: skip
+# Traces first: what records them is gone again when prompts are prefilled for the others.
+_ALL = (accepted_length, constants, oracle_gap, stale_costs, draft_length, refresh_layer, page_size, recall)
+STUDIES: dict[str, Study] = {study.STUDY.name: study.STUDY for study in _ALL}
