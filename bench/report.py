@@ -67,6 +67,12 @@ PARTS = (
         data=False,
     ),
     Part(
+        "studies",
+        "The paper's studies",
+        "What the paper found out about drafts and schedulers, found out again on this model: each panel has the "
+        "paper's figures beside its own. Two short prompts, so wide intervals.",
+    ),
+    Part(
         "context_search",
         "Which pages a draft should read",
         "Accepted tokens by context policy at one budget.",

@@ -81,7 +81,12 @@ def per_request(axes: Axes, result: Result) -> None:
     axes.set_ylim(0, 1.42 * most)
     axes.set_yticks(range(0, most + 1, 4))
     drafts = " or ".join(map(str, result["drafts"]))
-    head(axes, f"Requests differ (drafting {drafts})", "requests, lowest mean first, %", "accepted drafts per round")
+    head(
+        axes,
+        f"Accepted length: requests differ (drafting {drafts})",
+        "requests, lowest mean first, %",
+        "accepted drafts per round",
+    )
     legend(axes, place="upper left")
 
 
@@ -96,7 +101,7 @@ def per_round(axes: Axes, result: Result) -> None:
     most = max(result["drafts"])
     axes.set_ylim(0, 1.42 * most)
     axes.set_yticks(range(0, most + 1, 4))
-    head(axes, "So do one request's rounds", "round (a verification)", "accepted drafts")
+    head(axes, "Accepted length: so do one request's rounds", "round (a verification)", "accepted drafts")
     legend(axes, place="upper left")
     remark(axes, "paper: figure 2b, curves\nwithout numbers", 0.72, 0.97)
 

@@ -88,7 +88,12 @@ def papers_w(axes: Axes, result: Result) -> None:
     )  # fmt: skip
     axes.axhline(0, color=plots.INK, linewidth=0.8)
     axes.margins(y=0.3)
-    head(axes, f"w on {result['paper_setting']}", "w, weight of the old rate", "tokens/s against w = 0.8, %")
+    head(
+        axes,
+        f"Constant w of aspire on {result['paper_setting']}",
+        "w, weight of the old rate",
+        "tokens/s against w = 0.8, %",
+    )
     legend(axes, 2, "upper left")
 
 

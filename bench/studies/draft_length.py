@@ -74,6 +74,6 @@ STUDY = Study(
     "Longer drafts are accepted less; does refreshing their pages help?",
     "figure 5",
     measure,
-    (both("all", "All verifications"), both("novel", "Verifications that met new text")),
+    (both("all", "Draft length, all verifications"), both("novel", "Draft length, verifications that met new text")),
     tell,
 )

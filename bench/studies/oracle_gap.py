@@ -84,7 +84,7 @@ def speedups(axes: Axes, result: Result) -> None:
         )  # fmt: skip
     axes.set_xticks(range(len(cells)), _groups(result), fontsize=7)
     axes.set_ylim(1, 1.35 * max(axes.get_ylim()[1], 2))
-    head(axes, "Speedup over plain decoding", "", "times AutoRegressive")
+    head(axes, "Hindsight and schedulers over plain decoding", "", "times AutoRegressive")
     legend(axes, 2, "upper left")
 
 

@@ -55,7 +55,7 @@ def acceptance(axes: Axes, result: Result) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(s) for s in sizes])
     axes.set_ylim(0, 100)
-    title = f"Reading {result['budget']} tokens, drafting {result['drafts']}"
+    title = f"Page size (reading {result['budget']} tokens, drafting {result['drafts']})"
     head(axes, title, "tokens a page", "drafts accepted, %")
     legend(axes, 1, "lower left")
 

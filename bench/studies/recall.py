@@ -199,7 +199,7 @@ def curves(axes: Axes, result: Result) -> None:
         0.03,
         0.03,
     )
-    title = f"The {result['pages']} best pages of {result['of']:.0f}, from elsewhere"
+    title = f"Recall: the {result['pages']} best pages of {result['of']:.0f}, taken from elsewhere"
     head(axes, title, "distance of the source, tokens or layers", "recall of attention to the prompt, %")
 
 
@@ -211,10 +211,12 @@ def bars(axes: Axes, result: Result) -> None:
         layers = [100 * v for v in row["by_layer"]]
         axes.plot(layers, [i] * len(layers), "|", color=plots.INK, markersize=7, alpha=0.6)
         axes.text(103, i, f"{100 * row['recall']:.0f}", va="center", fontsize=8, color=plots.INK)
-    axes.set_yticks(range(len(rows)), [row["source"] for row in rows], fontsize=8)
+    axes.set_yticks(
+        range(len(rows)), [row["source"].replace(", ", ",\n").replace(": ", ":\n") for row in rows], fontsize=8
+    )
     axes.set_xlim(0, 110)
     axes.grid(visible=False, axis="y")
-    head(axes, "By where a draft's pages come from", "recall of attention to the prompt, %; marks: layers", "")
+    head(axes, "Recall by where a draft's pages come from", "recall of attention to the prompt, %; marks: layers", "")
 
 
 def tell(result: Result) -> list[str]:

@@ -62,7 +62,7 @@ def acceptance(axes: Axes, result: Result) -> None:
     at = {r["position"]: r["layer"] for r in result["rows"]}
     axes.set_xticks(range(len(names)), [f"{n}\n(layer {at[n]})" if n in at else n for n in names], fontsize=8)
     axes.set_ylim(0, 100)
-    title = f"Drafting {result['drafts']} tokens, N = {result['layers']} layers here"
+    title = f"Position of the refresh layer (drafting {result['drafts']}; N = {result['layers']} here)"
     head(axes, title, "refresh layer, numbered from 0", "drafts accepted, %")
     legend(axes, 2, "lower center")
 

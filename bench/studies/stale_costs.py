@@ -105,12 +105,15 @@ def bars(axes: Axes, result: Result) -> None:
         groups.append(f"here, {case['method']}\n{case['workload']}")
         for way in ways:
             series[way].append(case["speedup"][way])
-    plots.bars(axes, groups, series, label="", text="{:.2f}")
+    plots.bars(axes, groups, series, label="", text=None)
+    for bar in axes.patches:
+        middle, height = bar.get_x() + bar.get_width() / 2, bar.get_height()
+        axes.text(middle, height - 0.05, f"{height:.2f}", rotation=90, fontsize=7, color="white", ha="center", va="top")
     axes.axvline(len(result["paper"]) - 0.5, color=PAPER, ymax=0.86, linewidth=0.8, linestyle="--")
     axes.axhline(1, color=plots.INK, linewidth=0.8)
     axes.tick_params(axis="x", labelsize=7)
     axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
-    head(axes, f"{result['model']} on two cards, costs of one or of two", "", "times AutoRegressive on two cards")
+    head(axes, f"Stale costs: {result['model']} on two cards, costs of one", "", "times AutoRegressive on two cards")
     legend(axes, 3, "upper left")
 
 
@@ -133,7 +136,7 @@ def curve(axes: Axes, result: Result) -> None:
     axes.axhline(0, color=plots.INK, linewidth=0.8)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.55 * (high - low))
-    head(axes, "One coefficient wrong", "believed, times the true value", "tokens/s against true costs, %")
+    head(axes, "One cost coefficient wrong", "believed, times the true value", "tokens/s against true costs, %")
     legend(axes, 1, "upper left")
 
 
