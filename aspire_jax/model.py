@@ -17,8 +17,8 @@ from aspire_jax.reproducible import Across
 _PRECISION = jax.lax.Precision.HIGHEST
 
 
-# With fewer tokens than this a product streams its weights, and they go on the left.
-_FEW_TOKENS = 64
+# With fewer tokens than this a product gains by its weights on the left (measured: 18 % at 64, 6 % at 128, none at 256).
+_FEW_TOKENS = 192
 
 
 def linear(layer: dict[str, jax.Array], name: str, x: jax.Array) -> jax.Array:
