@@ -24,7 +24,7 @@ from bench.studies.runs import Runs, Sizes
 from bench.studies.table import STUDIES
 
 # What --quick takes where more is asked for.
-QUICK = Sizes(prompts=2, context=600, max_tokens=32, positions=40, d_max=16, budget=128, steps=500, quick=True)
+QUICK = Sizes(prompts=2, context=500, max_tokens=32, positions=34, d_max=16, budget=128, steps=500, quick=True)
 _LOOK: dict[str, Any] = {"columns": 2, "width": 6.4, "height": 4.0}
 
 
@@ -69,7 +69,10 @@ def measure(args: argparse.Namespace, say: command.Say) -> command.Results:
         results["seconds"][name] = time.monotonic() - began
         for line in study.tell(found):
             say(f"  {line}")
-    return results | runs.described()
+    results |= runs.described()
+    if "answers_that_differ" in results:
+        say(f"answers that a policy changed (near ties, rounding): {results['answers_that_differ']}")
+    return results
 
 
 def draw(results: command.Results, file: str) -> None:

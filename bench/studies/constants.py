@@ -63,7 +63,7 @@ def measure(runs: Runs) -> Result:
 
 
 def _chosen(values: Sequence[float], default: float, quick: bool) -> list[float]:
-    return [v for v in values if not quick or v in (values[0], default, values[-1])]
+    return [v for v in values if not quick or v in (values[0], default)]
 
 
 def _speeds(policy: Any, scenes: Sequence[Any], steps: int) -> list[float]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The draft length of the paper's synchronised runs; that of its table 5 is not given.
 GAMMA = 5
-QUICK = ("0", "N/2", "N-2")
+QUICK = ("0", "N-2")
 
 
 def positions(layers: int) -> dict[str, int]:

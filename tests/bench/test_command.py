@@ -60,7 +60,7 @@ def test_a_picture_needs_matplotlib(monkeypatch, tmp_path, capsys):
     assert "expected: pip install 'aspire-jax[bench]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["ceiling", "convert_memory", "exactness", "peers", "throughput"])
+@pytest.mark.parametrize("name", ["ceiling", "convert_memory", "exactness", "peers", "studies", "throughput"])
 def test_every_benchmark_explains_itself(name):
     done = subprocess.run([sys.executable, "-m", f"bench.{name}", "--help"], capture_output=True, text=True, check=True)
     for option in ("--json FILE", "--plot FILE", "--quick"):
