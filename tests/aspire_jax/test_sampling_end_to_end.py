@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import jax
@@ -56,7 +55,7 @@ def exact() -> tuple[np.ndarray, np.ndarray]:
 
 
 # That coupled answers are those of the contract, token by token, stands in test_sampling_contract.py.
-@pytest.mark.parametrize("acceptance", ACCEPTANCES if os.environ.get("ASPIRE_EVERY_COMBINATION") else ["rejection"])
+@pytest.mark.parametrize("acceptance", ACCEPTANCES)
 def test_answers_of_three_tokens(acceptance: Acceptance) -> None:
     engine, weights = engine_of(acceptance), tiny.params_of(engine_of(acceptance))
     state = tiny.start(engine)
