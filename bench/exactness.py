@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
         if args.reproducible:
             runs = _in_other_slots(loaded, group, options)
         else:
-            runs, fit = _together(loaded, group, options, fit)
+            runs, fit = _together(loaded, group, _as_long(group, chosen), options, fit)
         lengths = [len(r.tokens) for r in group]
         for name, run in runs.items():
             answers[name] += run.answers
@@ -123,12 +123,18 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
     }
 
 
+def _as_long(group: list[Prepared], chosen: list[Prepared]) -> list[Prepared]:
+    """All prompts up to the power of two above the group's longest: groups that share an engine compile once."""
+    most = 1 << (max(len(r.tokens) for r in group) - 1).bit_length()
+    return [r for r in chosen if len(r.tokens) <= most]
+
+
 def _together(
-    loaded: Model, group: list[Prepared], options: Mapping[str, Any], fit: Fit | None
+    loaded: Model, group: list[Prepared], sized_for: list[Prepared], options: Mapping[str, Any], fit: Fit | None
 ) -> tuple[dict[str, Run], Fit]:
     """Plain decoding and every method, from one prefill."""
     engines = {
-        name: engine_for(loaded, group, method=name, slots=len(group), options=options.get(name))
+        name: engine_for(loaded, sized_for, method=name, slots=len(group), options=options.get(name))
         for name in (REFERENCE, *options)
     }
     runs, _, fit = in_turns(loaded, group, engines, fit=fit)
