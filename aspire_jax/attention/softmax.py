@@ -77,13 +77,23 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Part
     Args:
       visible: which keys each query may see; broadcasts against [..., N, S] and has its rank.
     """
-    return attend_keeping(q, k, v, visible)[0]
+    return _attend(q, k, v, visible, None)[0]
 
 
-def attend_keeping(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> tuple[Partial, jax.Array]:
-    """As `attend`, and the weights exp(score - top) [..., N, S] it summed."""
+def attend_keeping(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, kept: jax.Array
+) -> tuple[Partial, jax.Array]:
+    """As `attend`, and some queries' weights exp(score - top) [..., C, S]: those of `kept` [..., C] int32."""
+    part, weights = _attend(q, k, v, visible, kept)
+    assert weights is not None
+    return part, weights
+
+
+def _attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, kept: jax.Array | None
+) -> tuple[Partial, jax.Array | None]:
     if _SOME_QUERIES <= q.shape[-2] < _MANY_QUERIES and k.shape[-2] >= _LONG:
-        return _keys_first(q, k, v, visible)
+        return _keys_first(q, k, v, visible, kept)
     scores = jnp.where(visible, scores_of(q, k), MASKED)
     top = jnp.max(scores, axis=-1)
     # Where a query sees no key the maximum is MASKED itself; measured from zero instead, its weights vanish.
@@ -91,11 +101,14 @@ def attend_keeping(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array)
     out = jnp.einsum(
         "...ns,...sd->...nd", weights, v.astype(jnp.float32), precision=PRECISION, preferred_element_type=jnp.float32
     )
-    return Partial(out, top, jnp.sum(weights, axis=-1)), weights
+    some = None if kept is None else jnp.take_along_axis(weights, kept[..., None], axis=-2)
+    return Partial(out, top, jnp.sum(weights, axis=-1)), some
 
 
-def _keys_first(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> tuple[Partial, jax.Array]:
-    """`attend_keeping` for a handful of queries: scores stay [..., S, N], as the product makes them.
+def _keys_first(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, kept: jax.Array | None
+) -> tuple[Partial, jax.Array | None]:
+    """`_attend` for a handful of queries: scores stay [..., S, N], as the product makes them.
 
     XLA's CPU compiler makes one pass of a softmax's maximum, difference and exponential as long as nobody else looks at
     that maximum. So the caller's is a second one: attention with 12 to 48 queries takes 11 to 30 % less time for it.
@@ -116,4 +129,7 @@ def _keys_first(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) ->
     some = top > MASKED
     total = jnp.where(some, jnp.sum(weights, axis=-2), np.float32(0.0))
     out = jnp.where(some[..., None], out, np.float32(0.0))
-    return Partial(out[..., :n, :], top[..., :n], total[..., :n]), jnp.swapaxes(weights, -1, -2)[..., :n, :]
+    part = Partial(out[..., :n, :], top[..., :n], total[..., :n])
+    if kept is None:
+        return part, None
+    return part, jnp.swapaxes(jnp.take_along_axis(weights, kept[..., None, :], axis=-1), -1, -2)

@@ -78,10 +78,9 @@ def over_rows_keeping(
     queries, group = q.shape[1], q.shape[3]
     keys, values = rows_view(k, table, consecutive), rows_view(v, table, consecutive)
     visible = jnp.arange(keys.shape[2])[None, None, None, :] < lengths[None, :, None, None]
-    part, weights = attend_keeping(heads_first(q), keys, values, visible)
     column = last[:, None] * group + jnp.arange(group, dtype=jnp.int32)[None]  # [B, G]
     column = jnp.concatenate([jnp.broadcast_to(jnp.arange(group, dtype=jnp.int32)[None], column.shape), column], axis=1)
-    ends = jnp.take_along_axis(weights, column[None, :, :, None], axis=2)  # [Hkv, B, 2 * G, S]
+    part, ends = attend_keeping(heads_first(q), keys, values, visible, column[None])  # [Hkv, B, 2 * G, S]
     tops = jnp.take_along_axis(part.top, column[None], axis=2)
     heads, rows, _, tokens = ends.shape
     seen = Seen(
