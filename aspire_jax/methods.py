@@ -11,7 +11,15 @@ from typing import Any
 
 from aspire_jax.attention.choose import choose
 from aspire_jax.config import ModelConfig
-from aspire_jax.context import ContextPolicy, NoContext, RefreshContext, SnapKVContext, StreamingContext, VegasContext
+from aspire_jax.context import (
+    BlendContext,
+    ContextPolicy,
+    NoContext,
+    RefreshContext,
+    SnapKVContext,
+    StreamingContext,
+    VegasContext,
+)
 from aspire_jax.draft_length import (
     AdaptiveDraftLength,
     AspireDraftLength,
@@ -49,7 +57,7 @@ METHODS: dict[str, Method] = {
     "aspire-fixed": Method(RefreshContext(), FixedDraftLength()),
     "aspire-fsm": Method(RefreshContext(), FsmDraftLength(), mixed=True),
     "aspire": Method(RefreshContext(), AspireDraftLength(), mixed=None),
-    "adaptive": Method(RefreshContext(), AdaptiveDraftLength(), mixed=None),
+    "adaptive": Method(BlendContext(), AdaptiveDraftLength(), mixed=None),
     "oracle": Method(RefreshContext(), OracleDraftLength(), mixed=None),
 }
 
@@ -58,7 +66,7 @@ METHODS: dict[str, Method] = {
 # drafts on holds up nobody (docs/simulation.md has what it gains). Marching rows never come near its own default.
 MIXING_D_MAX = 32
 # Options that follow another one down where only that one is given.
-_BOUNDED = {"gamma_init": "d_max", "recent": "k_min"}
+_BOUNDED = {"gamma_init": "d_max", "recent": "k_min", "sinks": "least"}
 
 
 def configure(

@@ -40,14 +40,14 @@ class BlendContext:
       window: share of the budget for the last pages; more where a verification may commit more, since what it commits
         is scored by the next one only.
       sinks: first tokens that are always read.
-      layers: refresh layers; None is the one at two thirds of the depth.
+      layers: refresh layers; None is the one at half the depth.
       heads: how scores combine over query heads; "kv" makes a selection for each KV head.
       renew: as `RefreshContext.renew`.
     """
 
     rho: float = 0.07
     least: int = 512
-    own: float = 0.5
+    own: float = 0.75
     window: float = 0.125
     sinks: int = 16
     layers: tuple[int, ...] | None = None
@@ -126,7 +126,7 @@ class BlendContext:
             return jnp.broadcast_to(x, (*mass.shape[: 2 + extra], *x.shape[2 + extra :]))
 
         inside, first, budget, by_own = (spread(x) for x in (inside, first, budget, by_own))
-        layers = self.layers or (2 * mass.shape[0] // 3,)
+        layers = self.layers or (mass.shape[0] // 2,)
         source = np.asarray(layers)[list(serving(layers, mass.shape[0]))]
         chosen = _mask(top_pages(mass, inside, first, by_own, capacity), room.pages)
         return top_pages(mass[source], inside, chosen, budget, capacity)
@@ -136,7 +136,7 @@ class BlendContext:
         return BlendMass(jnp.where(gone, np.float32(0.0), state.mass))
 
     def _layers(self, config: ModelConfig) -> tuple[int, ...]:
-        return checked((2 * config.n_layers // 3,) if self.layers is None else self.layers, config)
+        return checked((config.n_layers // 2,) if self.layers is None else self.layers, config)
 
 
 def _mask(chosen: jax.Array, pages: int) -> jax.Array:

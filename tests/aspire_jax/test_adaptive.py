@@ -197,7 +197,7 @@ def test_losses_stay_within_the_allowance(mixed: bool) -> None:
 @pytest.mark.parametrize("mixed", [True, False])
 def test_method(mixed: bool) -> None:
     """Answers are those of plain decoding, over slots that are taken over, and drafts are made and accepted."""
-    options = {"d_max": 2, "k_min": 3, "rho": 0.1, "recent": 1, "mixed": mixed, "regret_steps": 1e3}
+    options = {"d_max": 2, "least": 12, "rho": 0.1, "mixed": mixed, "regret_steps": 1e3}
     engine = methods.configure(
         tiny.config(), "adaptive", batch=4, capacity=64, max_new=24, options=options, page_size=tiny.PAGE
     )

@@ -134,10 +134,10 @@ def test_blend_of_each_kv_head() -> None:
 
 def test_blend_plan() -> None:
     plan = BlendContext().plan(tiny.config(layers=30))
-    assert (plan.refresh_layers, plan.same_step, plan.renew) == ((20,), True, "step")
+    assert (plan.refresh_layers, plan.same_step, plan.renew) == ((15,), True, "step")
     assert plan.verify_layers == plan.sets == tuple(range(30))
     spared = BlendContext(renew="verification", own=0.0).plan(tiny.config(layers=30))
-    assert (spared.refresh_layers, spared.verify_layers, spared.same_step) == ((), (20,), False)
+    assert (spared.refresh_layers, spared.verify_layers, spared.same_step) == ((), (15,), False)
 
 
 def test_which_layers_read_the_copy() -> None:
