@@ -95,16 +95,21 @@ def _wrong(scenes: list[Scene], steps: int) -> list[Result]:
 
 def bars(axes: Axes, result: Result) -> None:
     """Right costs, stale ones, and those fitted while decoding; the paper's as its own groups."""
-    groups, ways = [], ("fitted", "stale", "fitted while decoding")
-    series: dict[str, list[float | None]] = {way: [] for way in ways}
+    ways = {
+        "fitted": "fitted on two cards",
+        "stale": "fitted on one (stale)",
+        "fitted while decoding": "while decoding",
+    }
+    groups = []
+    series: dict[str, list[float | None]] = {label: [] for label in ways.values()}
     for row in result["paper"]:
         groups.append(f"paper, aspire\n{row['workload']}")
-        for way in ways:
-            series[way].append(row.get(way))
+        for way, label in ways.items():
+            series[label].append(row.get(way))
     for case in result["cases"]:
         groups.append(f"here, {case['method']}\n{case['workload']}")
-        for way in ways:
-            series[way].append(case["speedup"][way])
+        for way, label in ways.items():
+            series[label].append(case["speedup"][way])
     plots.bars(axes, groups, series, label="", text=None)
     for bar in axes.patches:
         middle, height = bar.get_x() + bar.get_width() / 2, bar.get_height()
