@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from aspire_jax import tracing
 from aspire_jax.cli.setup import positive, use_compile_cache
 from aspire_jax.errors import InputError
@@ -24,7 +26,9 @@ from bench.studies.runs import Runs, Sizes
 from bench.studies.table import STUDIES
 
 # What --quick takes where more is asked for.
-QUICK = Sizes(prompts=2, context=500, max_tokens=32, positions=34, d_max=16, budget=128, steps=500, quick=True)
+QUICK = Sizes(
+    prompts=2, context=500, max_tokens=32, requests=2, positions=34, d_max=16, budget=128, steps=500, quick=True
+)
 _LOOK: dict[str, Any] = {"columns": 2, "width": 6.4, "height": 4.0}
 
 
@@ -37,9 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
     parser.add_argument("--data", nargs="+", default=[], metavar="FILE", help="prompts; Python's text without")
     parser.add_argument("--traces", nargs="+", default=[], metavar="FILE", help="recorded with cadence every")
-    parser.add_argument("--prompts", type=positive, default=full.prompts)
+    parser.add_argument("--prompts", type=positive, default=full.prompts, help="decoded beside each other")
     parser.add_argument("--context", type=positive, default=full.context, help="tokens of a prompt, about")
     parser.add_argument("--max-tokens", type=positive, default=full.max_tokens, help="decoded behind each prompt")
+    parser.add_argument("--requests", type=positive, default=full.requests, help="prompts of a trace")
     parser.add_argument("--positions", type=positive, default=full.positions, help="places a trace drafts from")
     parser.add_argument("--d-max", type=positive, default=full.d_max, help="drafts from each of them")
     parser.add_argument("--budget", type=positive, default=full.budget, help="tokens a draft reads")
@@ -69,6 +74,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> command.Results:
         results["seconds"][name] = time.monotonic() - began
         for line in study.tell(found):
             say(f"  {line}")
+        jax.clear_caches()  # no other study runs the same programs, and each holds memory
     results |= runs.described()
     if "answers_that_differ" in results:
         say(f"answers that a policy changed (near ties, rounding): {results['answers_that_differ']}")

@@ -33,17 +33,18 @@ class Sizes(NamedTuple):
     """How much is measured.
 
     Attributes:
-      prompts: rows; context: tokens of a prompt, about; max_tokens: tokens decoded behind each.
-      positions: places of each answer that a trace drafts from; d_max: drafts from each.
+      prompts: decoded beside each other; context: tokens of a prompt, about; max_tokens: tokens decoded behind each.
+      requests: of a trace; positions: places of each answer that it drafts from; d_max: drafts from each.
       budget: tokens a draft reads.
       steps: of each replayed run.
       seed: chooses the prompts.
       quick: whether studies leave out values.
     """
 
-    prompts: int = 8
+    prompts: int = 4
     context: int = 2000
     max_tokens: int = 64
+    requests: int = 8
     positions: int = 64
     d_max: int = 20
     budget: int = 256
@@ -81,17 +82,17 @@ class Runs:
             return self._given
         s, context = self.sizes, self.context()
         self.say(
-            f"recording {s.prompts} prompts of {s.context} tokens, {s.d_max} drafts from {s.positions} places each"
+            f"recording {s.requests} prompts of {s.context} tokens, {s.d_max} drafts from {s.positions} places each"
         )
         options = {"rho": 0.0, "k_min": context.k_min, "recent": context.recent, "renew": "step"}
         return [
             tracing.record_prepared(
                 self.model,
-                self._prompts(s.positions + s.d_max + 1),
+                self._prompts(s.requests, s.positions + s.d_max + 1),
                 options=options,
                 cadence="every",
                 d_max=s.d_max,
-                slots=s.prompts,
+                slots=s.requests,
             )
         ]
 
@@ -103,7 +104,7 @@ class Runs:
     @functools.cached_property
     def requests(self) -> list[Prepared]:
         """The prompts of what is decoded."""
-        return self._prompts(self.sizes.max_tokens)
+        return self._prompts(self.sizes.prompts, self.sizes.max_tokens)
 
     @functools.cached_property
     def group(self) -> Group:
@@ -143,6 +144,5 @@ class Runs:
             out.setdefault("model", self.traces[0].meta["model"])
         return out
 
-    def _prompts(self, tokens: int) -> list[Prepared]:
-        s = self.sizes
-        return workloads.near(self.model, self._data, s.prompts, s.context, tokens, s.seed)
+    def _prompts(self, count: int, tokens: int) -> list[Prepared]:
+        return workloads.near(self.model, self._data, count, self.sizes.context, tokens, self.sizes.seed)

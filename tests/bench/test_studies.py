@@ -239,7 +239,7 @@ def test_studies_of_a_model_end_to_end(folder, data, tmp_path, capsys, monkeypat
 
 
 def test_traces_are_recorded_where_none_are_given(folder, data) -> None:
-    sizes = Sizes(prompts=2, context=50, positions=12, d_max=4, budget=32)
+    sizes = Sizes(requests=2, context=50, positions=12, d_max=4, budget=32)
     made = Runs(str(folder), data, [], sizes, lambda _: None)
     found = accepted_length.measure(made)
     assert found["drafts"] == [4] and len(found["requests"]) == 2
