@@ -181,8 +181,8 @@ def _error(table: np.ndarray) -> np.ndarray:
 def curves(axes: Axes, result: Result) -> None:
     """Recall by lag and by distance in one panel: tokens and layers share the axis."""
     styles = (
-        ("by_lag", "lag", "same layer, so many tokens before", "#D55E00", "o-"),
-        ("by_distance", "layers", "same token, so many layers before", OURS, "s-"),
+        ("by_lag", "lag", "same layer, so many tokens before (all layers)", "#D55E00", "o-"),
+        ("by_distance", "layers", "same token, so many layers before (upper half of the layers)", OURS, "s-"),
     )
     for key, field, label, colour, style in styles:
         rows = result[key]
