@@ -192,6 +192,7 @@ def compare(
     reference: str = "autoregressive",
     candidate: str = "aspire",
     options: Mapping[str, Any] | None = None,
+    implementation: str | None = None,
     rounds: int = 2,
     progress: Callable[[str, Report], None] | None = None,
 ) -> Comparison:
@@ -202,16 +203,19 @@ def compare(
     Args:
       requests: as `request.prepare` made them.
       options: of the candidate's policies.
+      implementation: of attention, for both; None takes the best for the device.
       rounds: how often each method decodes.
       progress: called with the method's name and its report.
 
     Raises:
-      ValueError: no such method or option.
+      ValueError: no such method or option, or an implementation that cannot serve.
     """
     slots = len(requests)
     engines = {
-        reference: engine_for(model, requests, method=reference, slots=slots),
-        candidate: engine_for(model, requests, method=candidate, slots=slots, options=options),
+        reference: engine_for(model, requests, method=reference, slots=slots, implementation=implementation),
+        candidate: engine_for(
+            model, requests, method=candidate, slots=slots, options=options, implementation=implementation
+        ),
     }
     runs, _, _ = in_turns(model, requests, engines, rounds=rounds, progress=progress)
     return comparison(runs[reference], runs[candidate], NEAR_TIE[model.dtype])

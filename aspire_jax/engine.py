@@ -9,6 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+import pallas_kernels as pk
 from aspire_jax import cache as kv
 from aspire_jax import model
 from aspire_jax import reproducible as exact
@@ -131,7 +132,14 @@ class Engine:
     @property
     def room(self) -> Room:
         """The room of a row, for the context policy."""
-        return Room(self.pages, self.page_size, self.max_new, self.d_max)
+        return Room(self.pages, self.page_size, self.max_new, self.d_max, self.kernels)
+
+    @property
+    def kernels(self) -> pk.Implementation:
+        """How the functions of `pallas_kernels` run."""
+        if self.implementation == "xla":
+            return "xla"
+        return "interpret" if self.interpret else "triton"
 
     @property
     def selection_shape(self) -> tuple[int, ...]:

@@ -341,14 +341,18 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
     tokens = engine.tokenwise(jnp.sum(batch.queries))
     rotation = tokens.rotation(batch.position)
     x = params["embed"][batch.token]
-    ks, vs, masses, outside, recalls = [], [], {}, [], []
+    ks, vs, outside, recalls = [], [], [], []
+    masses: list[jax.Array] = []  # of the measured layers, in order
     context, served = state.context, None
-    for start, stop in segments(c.n_layers, measured | set(refreshing), engine.unrolled):
+    for start, stop in segments(c.n_layers, measured, set(refreshing), engine.unrolled):
         if stop - start > 1 and not engine.unrolled:
-            x, (k, v), recall = _scanned(engine, params, attention, tokens, x, rotation, start, stop, served)
+            x, (k, v, mass), recall = _scanned(
+                engine, params, attention, tokens, x, rotation, start, stop, served, start in measured
+            )
             recalls.append(recall)
             ks.append(k)
             vs.append(v)
+            masses += [] if mass is None else [mass]
             continue
         for layer in range(start, stop):
             weights = model.layer_of(params, layer)
@@ -357,12 +361,13 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
             if layer in measured:
                 asks = layer in refreshing and "outside" in engine.signals
                 current = (state.selection if served is None else served)[plan.sets[layer]] if asks else None
-                masses[layer], beyond = attention.measure(q, part, _index(engine, layer), current)
+                found, beyond = attention.measure(q, part, _index(engine, layer), current)
+                masses.append(found[None])
                 outside += [] if beyond is None else [beyond]
             recalls.append(_recall(attention, q, part, _index(engine, layer), plan.sets[layer]))
             if layer in refreshing and plan.same_step:
-                mass = masses[layer][:, 0] if instrumented else masses[layer]
-                scores = Scores((layer,), mass[None], drafts[None], state.slots.length)
+                mass = masses[-1][:, :, 0] if instrumented else masses[-1]
+                scores = Scores((layer,), mass, drafts[None], state.slots.length)
                 context = engine.context.observe(context, scores)
                 served = engine.context.select(context, state.slots.length, engine.room)
             x = tokens.finish(weights, x, normalise(part))
@@ -370,10 +375,10 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
             vs.append(v if engine.unrolled else v[None])
     measurement: Scores | None = None
     if masses:
-        layers = tuple(sorted(masses))
+        layers = tuple(sorted(measured))
         none = jnp.zeros_like(acting)
         rows = [(verifies if i in plan.verify_layers else none) | (drafts if i in refreshing else none) for i in layers]
-        measurement = Scores(layers, jnp.stack([masses[i] for i in layers]), jnp.stack(rows), state.slots.length)
+        measurement = Scores(layers, jnp.concatenate(masses), jnp.stack(rows), state.slots.length)
     join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
     missed = sum(outside[1:], start=outside[0]) / np.float32(len(outside)) if outside else None
     selection = state.selection if served is None else served
@@ -382,12 +387,13 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
     return Forward(x, join(ks), join(vs), measurement, missed, recall, context, selection)
 
 
-def segments(n_layers: int, special: set[int], unrolled: bool) -> list[tuple[int, int]]:
-    """Runs of layers [start, stop) between the special ones, each of which stands alone."""
+def segments(n_layers: int, measured: set[int], alone: set[int], unrolled: bool) -> list[tuple[int, int]]:
+    """Runs of layers [start, stop) that do the same: all of them measured or none, those of `alone` by themselves."""
     if unrolled:
         return [(0, n_layers)]
-    cuts = sorted({0, n_layers} | {i for s in special for i in (s, s + 1)})
-    return [(a, b) for a, b in itertools.pairwise(cuts) if b > a]
+    cuts = {0, n_layers} | {i for s in alone for i in (s, s + 1)}
+    cuts |= {i for i in range(1, n_layers) if (i in measured) != (i - 1 in measured)}
+    return list(itertools.pairwise(sorted(cuts)))
 
 
 def _index(engine: Engine, layer: int) -> int | jax.Array:
@@ -413,8 +419,9 @@ def _scanned(
     start: int,
     stop: int,
     served: Any,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array], jax.Array | None]:
-    """Layers [start, stop), none of them measured by the plan, as one loop; x, their k and v, and summed recall.
+    measured: bool,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None], jax.Array | None]:
+    """Layers [start, stop) as one loop; x, their k, v and page scores (None unless `measured`), and summed recall.
 
     A `while_loop` over a counter, in place of a scan over layer numbers, and the counter is the first thing it carries:
     so XLA's GPU compiler knows on the host which layer a turn is about, and products read a layer's weights where they
@@ -422,21 +429,23 @@ def _scanned(
     """
     sets = jnp.asarray(np.asarray(engine.plan.sets, np.int32))
 
-    def one(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    def one(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, Any, jax.Array | None]:
         weights = model.layer_of(params, layer)
         q, k, v = tokens.project(weights, x, rotation)
         part = attention.attend(q, k, v, layer, sets[layer], False, served)
+        mass = attention.measure(q, part, layer, None)[0] if measured else None
         recall = _recall(attention, q, part, layer, sets[layer])
-        return tokens.finish(weights, x, normalise(part)), k, v, recall
+        return tokens.finish(weights, x, normalise(part)), (k, v, mass), recall
 
     def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        i, x, ks, vs, recalls = carry
-        x, k, v, recall = one(x, i + start)
-        return i + 1, x, ks.at[i].set(k), vs.at[i].set(v), None if recall is None else recalls + recall
+        i, x, every, recalls = carry
+        x, made, recall = one(x, i + start)
+        every = jax.tree.map(lambda all_layers, new: all_layers.at[i].set(new), every, made)
+        return i + 1, x, every, None if recall is None else recalls + recall
 
-    _, k, v, recall = jax.eval_shape(one, x, jnp.int32(start))
-    empty = [jnp.zeros((stop - start, *y.shape), y.dtype) for y in (k, v)]
+    _, made, recall = jax.eval_shape(one, x, jnp.int32(start))
+    empty = jax.tree.map(lambda y: jnp.zeros((stop - start, *y.shape), y.dtype), made)
     none = None if recall is None else jnp.zeros(recall.shape, recall.dtype)
-    first = (jnp.int32(0), x, *empty, none)
-    _, x, ks, vs, recalls = jax.lax.while_loop(lambda carry: carry[0] < stop - start, turn, first)
-    return x, (ks, vs), recalls
+    first = (jnp.int32(0), x, empty, none)
+    _, x, every, recalls = jax.lax.while_loop(lambda carry: carry[0] < stop - start, turn, first)
+    return x, every, recalls

@@ -130,8 +130,13 @@ def kernels() -> list[dict[str, Any]]:
         *(run(*job) for job in _score_cases()),
         run(
             "select: 12 rows, 146 of 2080 pages",
-            functools.partial(pk.select_pages, recent=8, capacity=146, implementation="triton"),
-            _floats(12, 2080), _ints(12), _ints(12),
+            functools.partial(pk.select_pages, capacity=146, implementation="triton"),
+            _floats(12, 2080), _ints(12),
+        ),
+        run(
+            "select: 12 rows, 1147 of 16384 pages",
+            functools.partial(pk.select_pages, capacity=1147, implementation="triton"),
+            _floats(12, 16_384), _ints(12),
         ),
         run(
             "write: 204 tokens, 36 layers",
@@ -200,7 +205,7 @@ def loop(name: str, method: str, batch: int, context: int) -> list[dict[str, Any
     )
     case = f"loop: {name}, {method}, {batch} x {context}"
     ours = {"attention_16", "attention_64", "attention_128", "combine_new", "combine_draft", "write_pages"}
-    row = _row(case, compiled, ours | {"page_scores_max"})
+    row = _row(case, compiled, ours | {"page_scores_max", "page_scores_mean", "select_pages"})
     row["problems"] += [f"{case}: {problem}" for problem in _copies(compiled, state, weights)]
     if compiled.temporary > MOST_TEMPORARY:
         most = MOST_TEMPORARY >> 20

@@ -111,10 +111,10 @@ def correctness(sizes: Sizes) -> list[dict[str, Any]]:
         )
         note(f"page scores, {heads}", kernel, np.asarray(twin, np.float64), 1e-3)
     pages = table.shape[1]
-    mass, wanted = jax.random.uniform(jax.random.key(3), (batch, pages)), max(2, pages // 14)
-    args = (mass, jnp.full((batch,), pages, jnp.int32), jnp.full((batch,), wanted, jnp.int32))
+    wanted = max(2, pages // 14)
+    args = (jax.random.uniform(jax.random.key(3), (batch, pages)), jnp.full((batch,), wanted, jnp.int32))
     chosen, twin = (
-        np.sort(jax.jit(functools.partial(pk.select_pages, recent=1, capacity=wanted, implementation=how))(*args), 1)
+        np.sort(jax.jit(functools.partial(pk.select_pages, capacity=wanted, implementation=how))(*args), 1)
         for how in (_how(sizes), "xla")
     )
     note("selection", chosen, twin.astype(np.float64), 0.0)

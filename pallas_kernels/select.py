@@ -1,67 +1,60 @@
 """The k best pages of each row, without a sort. One program a row.
 
-Bisection on the scores' bits finds the k-th largest, a running count packs what lies above it.
+Bisection on the ranks' bits finds the k-th largest, a running count packs what lies above it.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.launch import Implementation, call, power_of_two
 
-# Bits of +inf as an integer: above every finite score. Non-negative floats order like their bits.
-_ALWAYS = np.int32(0x7F800000)
+# A program holds a row's ranks in registers; rows of more pages than this are left to XLA's sort.
+MOST_PAGES = 16_384
+_RANKS_OF_THREAD = 32
 
 
-def select_pages(
-    mass: jax.Array,
-    pages: jax.Array,
-    budget: jax.Array,
-    *,
-    recent: int,
-    capacity: int,
-    implementation: Implementation,
-) -> jax.Array:
-    """The `recent` last pages of each row, and the highest-scoring others up to its budget; of equals the first.
+def select_pages(rank: jax.Array, budget: jax.Array, *, capacity: int, implementation: Implementation) -> jax.Array:
+    """The highest-ranking pages of each row, up to its budget; of equals the first.
 
     Args:
-      mass: page scores [B, P] float32, not negative.
-      pages: pages in use [B] int32; budget: pages to select [B] int32, at most `capacity`.
+      rank: [..., P] float32; infinity comes before all scores, what is negative may not be selected.
+      budget: pages to select [...] int32.
+      capacity: most pages, at most P.
 
     Returns:
-      [B, capacity] int32 in no particular order, -1 where unused.
+      [..., capacity] int32 in no particular order, -1 where unused.
     """
-    if implementation == "xla":
-        return _twin(mass, pages, budget, recent, capacity)
-    if capacity == 0:
-        return jnp.zeros((mass.shape[0], 0), jnp.int32)
-    return call(
-        functools.partial(_kernel, recent=recent),
-        jax.ShapeDtypeStruct((mass.shape[0], capacity), jnp.int32),
-        (mass.shape[0],),
-        *(mass, pages, budget),
+    pages = rank.shape[-1]
+    if implementation == "xla" or pages > MOST_PAGES:
+        return _twin(rank, budget, capacity)
+    if capacity == 0 or budget.size == 0:
+        return jnp.zeros((*budget.shape, capacity), jnp.int32)
+    chosen = call(
+        _kernel,
+        jax.ShapeDtypeStruct((budget.size, capacity), jnp.int32),
+        (budget.size,),
+        *(rank.reshape(-1, pages), budget.reshape(-1)),
         implementation=implementation,
         name="select_pages",
-        warps=8,
+        warps=min(max(power_of_two(pages) // (32 * _RANKS_OF_THREAD), 8), 16),
     )
+    return chosen.reshape(*budget.shape, capacity)
 
 
-def _kernel(mass: Any, pages: Any, budget: Any, out: Any, *, recent: int) -> None:
+def _kernel(rank: Any, budget: Any, out: Any) -> None:
     row = pl.program_id(0)
     capacity = out.shape[1]
-    index = jnp.arange(power_of_two(mass.shape[1]), dtype=jnp.int32)
-    inside = index < jnp.minimum(pages[row], mass.shape[1])
-    score = plt.load(mass.at[row, jnp.where(inside, index, 0)], mask=inside, other=0.0)
-    bits = jnp.maximum(jax.lax.bitcast_convert_type(score, jnp.int32), 0)
-    bits = jnp.where(inside, jnp.where(index >= pages[row] - recent, _ALWAYS, bits), -1)
-    wanted = jnp.minimum(jnp.minimum(budget[row], capacity), pages[row])
+    index = jnp.arange(power_of_two(rank.shape[1]), dtype=jnp.int32)
+    score = plt.load(rank.at[row, index], mask=index < rank.shape[1], other=-1.0)
+    # Non-negative floats order like their bits.
+    bits = jnp.where(score >= 0, jnp.maximum(jax.lax.bitcast_convert_type(score, jnp.int32), 0), -1)
+    wanted = jnp.minimum(jnp.minimum(budget[row], capacity), jnp.sum((bits >= 0).astype(jnp.int32)))
 
     def narrow(i: jax.Array, found: jax.Array) -> jax.Array:
         candidate = found | (jnp.int32(1) << (30 - i))
@@ -81,11 +74,7 @@ def _kernel(mass: Any, pages: Any, budget: Any, out: Any, *, recent: int) -> Non
     plt.store(out.at[row, slot], jnp.full_like(slot, -1), mask=unused)
 
 
-def _twin(mass: jax.Array, pages: jax.Array, budget: jax.Array, recent: int, capacity: int) -> jax.Array:
-    index = jnp.arange(mass.shape[1], dtype=jnp.int32)[None]
-    inside = index < pages[:, None]
-    always = index >= (pages - recent)[:, None]
-    rank = jnp.where(inside, jnp.where(always, np.float32(np.inf), mass), np.float32(-1.0))
+def _twin(rank: jax.Array, budget: jax.Array, capacity: int) -> jax.Array:
     best, chosen = jax.lax.top_k(rank, capacity)
-    used = (jnp.arange(capacity)[None] < budget[:, None]) & (best >= 0)
-    return jnp.where(used, chosen, -1).astype(jnp.int32)
+    place = jax.lax.broadcasted_iota(jnp.int32, best.shape, best.ndim - 1)
+    return jnp.where((place < budget[..., None]) & (best >= 0), chosen, -1).astype(jnp.int32)

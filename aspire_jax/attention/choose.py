@@ -31,10 +31,10 @@ def choose(
     why = None
     if fields.get("reproducible"):
         why = "kernels merge new tokens apart from committed ones, which is not the same to the last bit (reproducible)"
-    elif fields.get("unrolled"):
-        why = "the kernels take a stacked cache (unrolled)"
     else:
         why = unserved(config, platform or jax.default_backend(), bool(fields.get("interpret")))
+    if why is None and fields.get("unrolled"):
+        why = "the kernels take a stacked cache (unrolled)"
     if why is None:
         return "pallas"
     if implementation == "pallas":

@@ -38,11 +38,6 @@ def unserved(config: ModelConfig, platform: str, interpret: bool) -> str | None:
     return None
 
 
-def how(engine: Engine) -> pk.Implementation:
-    """How the engine's kernels run."""
-    return "interpret" if engine.interpret else "triton"
-
-
 class PallasAttention:
     """Attention of one step, as `forward` asks for it; what is the same for all layers is computed once, here.
 
@@ -89,7 +84,7 @@ class PallasAttention:
 
     def _call(self, q: jax.Array, layer: jax.Array, lists: Any, rows: Any, near: Any, most: int) -> Any:
         return pk.mixed_attention(
-            q, self.k, self.v, layer, lists, rows, near, max_queries=most, implementation=how(self.engine)
+            q, self.k, self.v, layer, lists, rows, near, max_queries=most, implementation=self.engine.kernels
         )  # fmt: skip
 
     def attend(
@@ -129,7 +124,7 @@ class PallasAttention:
         def scores(heads: Any) -> jax.Array:
             return pk.page_scores(
                 q[ends], part.top[ends], self.k, jnp.asarray(layer, jnp.int32), self.whole,
-                heads=heads, implementation=how(self.engine),
+                heads=heads, implementation=self.engine.kernels,
             )  # fmt: skip
 
         mass = scores(self.engine.plan.heads)
@@ -163,7 +158,7 @@ def chunk_attention(
     before = pk.whole_table(table, start[None], engine.page_size)
     out, _ = pk.mixed_attention(
         q, *_stacked(state.cache.k, state.cache.v), jnp.asarray(layer, jnp.int32), before, rows, pk.NewTokens(k, v),
-        max_queries=q.shape[0], implementation=how(engine),
+        max_queries=q.shape[0], implementation=engine.kernels,
     )  # fmt: skip
     inside = jnp.arange(q.shape[0], dtype=jnp.int32) < count
     return jnp.where(inside[:, None, None, None], out, jnp.zeros_like(out))
@@ -173,4 +168,4 @@ def write(
     engine: Engine, k: kv.Leaves, v: kv.Leaves, new: tuple[Any, Any], page: jax.Array, offset: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`cache.write` for keys and values together; leaves and new ones stacked."""
-    return pk.write_pages(*_stacked(k, v), *new, page, offset, implementation=how(engine))
+    return pk.write_pages(*_stacked(k, v), *new, page, offset, implementation=engine.kernels)

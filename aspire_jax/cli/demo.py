@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=setup.positive, default=8, metavar="K", help="default: 8")
     parser.add_argument("--max-tokens", type=setup.positive, default=64, metavar="N", help="default: 64")
     parser.add_argument("--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of aspire")
+    setup.add_implementation(parser)
     parser.add_argument("--rounds", type=setup.positive, default=2, metavar="R", help="decode R times, the best counts")
     parser.add_argument("--quiet", "-q", action="store_true", help="print the result alone")
     setup.add_json(parser, "the figures and answers")
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns 1 where an answer differs other than at a near tie, else 0."""
-    options = setup.policy_options("aspire", args.policy)
+    how = {"options": setup.policy_options("aspire", args.policy), "implementation": args.implementation}
     quiet = args.quiet or args.json == "-"
     model = setup.load_model(args.model, quiet=quiet)
     prepared = _prepare(args, model)
@@ -41,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     from aspire_jax.sizing import engine_for
 
     try:
-        engine_for(model, prepared, method="aspire", slots=len(prepared), options=options)
+        engine_for(model, prepared, method="aspire", slots=len(prepared), **how)
     except ValueError as error:
-        raise InputError(f"--policy {error}") from error
+        raise setup.refused(error) from error
 
     if not quiet:
         lengths = [len(r.tokens) for r in prepared]
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         def tell(name: str, report: Report) -> None:
             reporter(report, name)
 
-        found = compare(model, prepared, options=options, rounds=args.rounds, progress=tell)
+        found = compare(model, prepared, rounds=args.rounds, progress=tell, **how)
     if args.json:
         setup.write_json(args.json, _figures(args, model, prepared, found))
     if not quiet:
@@ -118,6 +119,7 @@ def _figures(args: argparse.Namespace, model: Model, prepared: list[Prepared], f
         "prompts": len(prepared),
         "prompt_tokens": [len(r.tokens) for r in prepared],
         "max_tokens": args.max_tokens,
+        "implementation": args.implementation,
         "exact": found.exact,
         "speedup": found.speedup,
         "mean_accepted": found.best[1].mean_accepted_length,

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reproducible", action="store_true", help="logits equal to the last bit for all methods; slower"
     )
+    setup.add_implementation(parser)
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     parser.add_argument("--overwrite", action="store_true", help="replace the output, discard an interrupted run")
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but the answer and errors")
@@ -123,9 +124,9 @@ def _file(args: argparse.Namespace) -> int:
     left = [r for r in prepared if (r.id, r.choice) not in journal.done]
     kept = len(prepared) - len(left)
     report = None
+    stream = _stream(args, model, left, options) if left else None  # refuses before anything is written
     with journal:
-        if left:
-            stream = _stream(args, model, left, options)
+        if stream is not None:
             try:
                 with progress.Reporter(quiet=args.quiet) as stream.progress:
                     for chunk in stream:
@@ -192,7 +193,8 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """What was asked for, flat."""
     limits = _limits(args)
     sampling = limits.pop("sampling")
-    return {**limits, **sampling, "acceptance": args.acceptance, "reproducible": args.reproducible}
+    how = {name: getattr(args, name) for name in ("acceptance", "reproducible", "implementation")}
+    return {**limits, **sampling, **how}
 
 
 def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], options: dict[str, Any]) -> Stream:
@@ -208,13 +210,14 @@ def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], op
             slots=args.slots,
             options=options,
             trace=trace,
+            implementation=args.implementation,
             reproducible=args.reproducible,
             acceptance=args.acceptance,
         )
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"--policy {error}") from error
+        raise setup.refused(error) from error
     known = args.calibration is not None and Path(args.calibration).exists()
     fit = calibration.read(args.calibration, model) if known else None
     return Stream(model, prepared, engine, fit=fit, hooks=hooks)

@@ -67,6 +67,18 @@ def use_compile_cache() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+def add_implementation(parser: argparse.ArgumentParser) -> None:
+    """The option that every command which decodes has."""
+    summary = "of attention: plain XLA or GPU kernels (default: the best for the device)"
+    parser.add_argument("--implementation", choices=("xla", "pallas"), help=summary)
+
+
+def refused(error: ValueError) -> InputError:
+    """An engine's refusal, by the option that brought it about."""
+    option = "--" if str(error).startswith("implementation") else "--policy "
+    return InputError(f"{option}{error}")
+
+
 def policy_options(method: str, given: Sequence[str]) -> dict[str, Any]:
     """The options NAME=VALUE of `--policy` as values of the types that the method's policies declare.
 

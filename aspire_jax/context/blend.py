@@ -128,8 +128,8 @@ class BlendContext:
         inside, first, budget, by_own = (spread(x) for x in (inside, first, budget, by_own))
         layers = self.layers or (mass.shape[0] // 2,)
         source = np.asarray(layers)[list(serving(layers, mass.shape[0]))]
-        chosen = _mask(top_pages(mass, inside, first, by_own, capacity), room.pages)
-        return top_pages(mass[source], inside, chosen, budget, capacity)
+        chosen = _mask(top_pages(mass, inside, first, by_own, capacity, room.kernels), room.pages)
+        return top_pages(mass[source], inside, chosen, budget, capacity, room.kernels)
 
     def forget(self, state: BlendMass, rows: jax.Array) -> BlendMass:
         gone = rows.reshape(1, -1, *(1,) * (state.mass.ndim - 2))

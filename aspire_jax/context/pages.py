@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pallas_kernels as pk
 from aspire_jax.context.policy import Room
 
 
@@ -14,7 +15,14 @@ def pages_of(lengths: jax.Array, page_size: int) -> jax.Array:
     return (lengths + page_size - 1) // page_size
 
 
-def top_pages(mass: jax.Array, inside: jax.Array, first: jax.Array, budget: jax.Array, capacity: int) -> jax.Array:
+def top_pages(
+    mass: jax.Array,
+    inside: jax.Array,
+    first: jax.Array,
+    budget: jax.Array,
+    capacity: int,
+    kernels: pk.Implementation = "xla",
+) -> jax.Array:
     """Pages up to a budget: those that come first whatever their score, then the highest-scoring others.
 
     Args:
@@ -23,23 +31,30 @@ def top_pages(mass: jax.Array, inside: jax.Array, first: jax.Array, budget: jax.
       first: pages that come first [..., P] bool.
       budget: pages to select [...].
       capacity: most pages; places that are not needed stay unused.
+      kernels: as `Room.kernels`.
 
     Returns:
       [..., capacity] int32 in no particular order, -1 where unused.
     """
     rank = jnp.where(inside, jnp.where(first, np.float32(np.inf), mass), np.float32(-1.0))
-    best, chosen = jax.lax.top_k(rank, capacity)
-    place = jax.lax.broadcasted_iota(jnp.int32, best.shape, best.ndim - 1)
-    return jnp.where((place < budget[..., None]) & (best >= 0), chosen, -1).astype(jnp.int32)
+    return pk.select_pages(rank, budget, capacity=capacity, implementation=kernels)
 
 
-def best_pages(mass: jax.Array, pages: jax.Array, budget: jax.Array, recent: int, capacity: int) -> jax.Array:
+def best_pages(
+    mass: jax.Array,
+    pages: jax.Array,
+    budget: jax.Array,
+    recent: int,
+    capacity: int,
+    kernels: pk.Implementation = "xla",
+) -> jax.Array:
     """The `recent` last pages of each row, and the highest-scoring others up to its budget.
 
     Args:
       mass: page scores [B, P], or [..., B, P] for several selections of the same rows.
       pages: pages in use [B].
       budget: pages to select [B], at most `capacity`.
+      kernels: as `Room.kernels`.
 
     Returns:
       [..., B, capacity] int32 in no particular order, -1 where unused.
@@ -47,7 +62,7 @@ def best_pages(mass: jax.Array, pages: jax.Array, budget: jax.Array, recent: int
     index = jax.lax.broadcasted_iota(jnp.int32, mass.shape, mass.ndim - 1)
     end = jnp.broadcast_to(pages[:, None], mass.shape[-2:]).reshape((1,) * (mass.ndim - 2) + mass.shape[-2:])
     wanted = jnp.broadcast_to(budget.reshape((1,) * (mass.ndim - 2) + budget.shape), mass.shape[:-1])
-    return top_pages(mass, index < end, index >= end - recent, wanted, capacity)
+    return top_pages(mass, index < end, index >= end - recent, wanted, capacity, kernels)
 
 
 def always(lengths: jax.Array, room: Room, sinks: int, recent: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
+import pallas_kernels as pk
 from aspire_jax.config import ModelConfig
 
 State = Any
@@ -64,19 +65,22 @@ class Plan:
 
 
 class Room(NamedTuple):
-    """The room a row has, all static: what turns a policy's budget in tokens into pages.
+    """The room a row has, all static: what turns a policy's budget in tokens into pages, and how they are chosen.
 
     Attributes:
       pages: pages of a row's page table.
       page_size: tokens a page.
       max_new: most tokens a request may emit.
       d_max: most drafts a row may hold.
+      kernels: how the functions of `pallas_kernels` run, for `top_pages` and `best_pages`: their twins in plain XLA
+        ("xla"), or the kernels.
     """
 
     pages: int
     page_size: int
     max_new: int
     d_max: int
+    kernels: pk.Implementation = "xla"
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` fill, rounded up; at most a row's."""

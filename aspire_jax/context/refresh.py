@@ -103,7 +103,7 @@ class RefreshContext:
         capacity = self.capacity(room)
         share = jnp.ceil(np.float32(self.rho) * pages.astype(jnp.float32)).astype(jnp.int32)
         budget = jnp.minimum(jnp.maximum(share, min(self.k_min, capacity)), capacity)
-        return best_pages(state.mass, pages, budget, self.recent, capacity)
+        return best_pages(state.mass, pages, budget, self.recent, capacity, room.kernels)
 
     def forget(self, state: PageMass, rows: jax.Array) -> PageMass:
         return PageMass(jnp.where(rows[None, :, None], np.float32(0.0), state.mass))

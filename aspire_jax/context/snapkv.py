@@ -88,7 +88,7 @@ class SnapKVContext:
         shape = state.mass.shape
         inside, kept = (jnp.broadcast_to(x[None, :, None], shape) for x in (inside, kept))
         wanted = jnp.broadcast_to(budget[None, :, None], shape[:-1])
-        return top_pages(state.mass, inside, kept, wanted, self.capacity(room))
+        return top_pages(state.mass, inside, kept, wanted, self.capacity(room), room.kernels)
 
     def forget(self, state: PromptMass, rows: jax.Array) -> PromptMass:
         mass = jnp.where(rows[None, :, None, None], np.float32(0.0), state.mass)

@@ -50,7 +50,8 @@ class StreamingContext:
         inside, first = always(lengths, room, self.sinks, jnp.zeros_like(lengths))
         # Later pages rank higher, so what the sinks leave of the budget goes to the last pages.
         order = jnp.broadcast_to(jnp.arange(room.pages, dtype=jnp.float32)[None], inside.shape)
-        return top_pages(order, inside, first, jnp.full(lengths.shape, capacity, jnp.int32), capacity)[None]
+        wanted = jnp.full(lengths.shape, capacity, jnp.int32)
+        return top_pages(order, inside, first, wanted, capacity, room.kernels)[None]
 
     def forget(self, state: State, rows: jax.Array) -> State:
         return state

@@ -82,9 +82,8 @@ class VegasContext:
         budget = jnp.minimum(best + jnp.sum(unscored, axis=1, dtype=jnp.int32), capacity)
         layers = state.mass.shape[0]
         inside, unscored = (jnp.broadcast_to(x[None], (layers, *x.shape)) for x in (inside, unscored))
-        return top_pages(
-            state.mass, inside, unscored, jnp.broadcast_to(budget[None], (layers, *budget.shape)), capacity
-        )
+        wanted = jnp.broadcast_to(budget[None], (layers, *budget.shape))
+        return top_pages(state.mass, inside, unscored, wanted, capacity, room.kernels)
 
     def forget(self, state: LayerMass, rows: jax.Array) -> LayerMass:
         mass = jnp.where(rows[None, :, None], np.float32(0.0), state.mass)

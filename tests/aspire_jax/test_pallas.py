@@ -13,9 +13,10 @@ import pytest
 from aspire_jax import engine as eng
 from aspire_jax import methods, step
 from aspire_jax.attention.pallas import unserved
-from aspire_jax.context import BlendContext
+from aspire_jax.context import BlendContext, VegasContext
 from aspire_jax.costs import TERMS, CostModel
 from aspire_jax.draft_length import FixedDraftLength
+from aspire_jax.forward import segments
 from aspire_jax.shapes import Shape
 from tests.pallas_kernels.cuda import lowered
 
@@ -76,7 +77,9 @@ def test_rows_mix_and_layers_are_scanned_with_kernels() -> None:
     [
         ({"implementation": "cuda"}, "implementation: 'cuda', expected None, 'xla' or 'pallas'"),
         ({"implementation": "pallas"}, "implementation: 'pallas' cannot serve this engine: the platform is cpu"),
+        ({"implementation": "pallas", "unrolled": True}, "the platform is cpu, expected a CUDA GPU"),
         ({"implementation": "pallas", "platform": "gpu", "unrolled": True}, "the kernels take a stacked cache"),
+        ({"implementation": "pallas", "platform": "gpu", "reproducible": True}, "not the same to the last bit"),
     ],
 )
 def test_an_explicit_choice_that_cannot_be_served_raises(fields: dict[str, Any], message: str) -> None:
@@ -92,15 +95,42 @@ def test_what_the_kernels_cannot_hold() -> None:
         tiny.make(DEEP, implementation="pallas")
 
 
-def test_the_decode_loop_lowers_for_cuda() -> None:
-    """Triton's front end takes every kernel as the loop calls it; each shape's layers call the same few."""
-    engine = tiny.aspire(
-        DEEP, in_step=False, renew="step", layers=(2,), dtype="bfloat16", **KERNELS | {"interpret": False}
-    )
-    weights = tiny.params.abstract(DEEP, jnp.bfloat16)
+def loop_for_cuda(engine: eng.Engine) -> str:
+    weights = tiny.params.abstract(engine.config, jnp.bfloat16)
     cost = CostModel(jax.ShapeDtypeStruct((TERMS,), jnp.float32))
     state = jax.eval_shape(functools.partial(eng.init, engine), cost)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    text = lowered(step.run, engine, weights, state, number, number, static_argnums=0, donate_argnums=2)
-    for kernel in ("attention_16", "combine_draft", "combine_new", "page_scores_max", "write_pages"):
+    return lowered(step.run, engine, weights, state, number, number, static_argnums=0, donate_argnums=2)
+
+
+def test_the_decode_loop_lowers_for_cuda() -> None:
+    """Triton's front end takes every kernel as the loop calls it; each shape's layers call the same few."""
+    text = loop_for_cuda(
+        tiny.aspire(DEEP, in_step=False, renew="step", layers=(2,), dtype="bfloat16", **KERNELS | {"interpret": False})
+    )
+    for kernel in ("attention_16", "combine_draft", "combine_new", "page_scores_max", "select_pages", "write_pages"):
         assert f'name = "{kernel}"' in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "alone", "runs"),
+    [
+        (set(), set(), [(0, 6)]),
+        (set(range(6)), set(), [(0, 6)]),
+        ({4}, {4}, [(0, 4), (4, 5), (5, 6)]),
+        ({1, 2, 3}, {2}, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 6)]),
+        ({0, 5}, set(), [(0, 1), (1, 5), (5, 6)]),
+    ],
+)
+def test_layers_that_do_the_same_are_one_run(measured: set[int], alone: set[int], runs: list[tuple[int, int]]) -> None:
+    assert segments(6, measured, alone, unrolled=False) == runs
+    assert segments(6, measured, alone, unrolled=True) == [(0, 6)]
+
+
+def test_a_policy_that_measures_every_layer_makes_no_larger_program() -> None:
+    """Measured layers go through the loop too: one call of the kernel in each shape that verifies."""
+    fields = {"mixed": False, "dtype": "bfloat16", **KERNELS, "interpret": False}
+    engine = tiny.make(tiny.config(layers=5), VegasContext(), FixedDraftLength(gamma=2), **fields)
+    text = loop_for_cuda(engine)
+    verifying = [shape for shape in engine.shapes.all if shape.kind == "packed"]
+    assert text.count('name = "page_scores_mean"') == len(verifying) > 1

@@ -13,6 +13,7 @@ from aspire_jax import comparing
 from aspire_jax.cli import demo_prompts, setup
 from tests.cli.files import SMALL
 
+NO_GPU = "--implementation: 'pallas' cannot serve this engine: the platform is cpu, expected a CUDA GPU"
 LAST = r"exact (\d)/(\d), decode speedup \d+\.\d\dx, mean accepted \d+\.\d"
 
 
@@ -69,6 +70,8 @@ def test_refused(aspire, longer, folder):
     assert "--policy k_min: 'x', expected a whole number" in aspire("demo", "--policy", "k_min=x").err
     done = aspire(*COMMAND, "--policy", "layers=7")
     assert done.code == 2 and "--policy layers: 7, expected 0 to 1" in done.err
+    done = aspire(*COMMAND, "--implementation", "pallas")
+    assert done.code == 2 and done.err.splitlines()[-1].endswith(NO_GPU)
 
 
 def test_prompts_are_long_and_different(model):

@@ -151,6 +151,28 @@ def test_values_out_of_range_are_refused(aspire, folder, loaded, policy, message
     assert done.code == 2 and done.err.startswith(f"aspire: error: {message}") and done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("pallas",), "--implementation: 'pallas' cannot serve this engine: the platform is cpu, expected a CUDA GPU"),
+        (("pallas", "--reproducible"), "--implementation: 'pallas' cannot serve this engine: kernels merge new tokens"),
+        (("triton",), "argument --implementation: invalid choice: 'triton'"),
+    ],
+)
+def test_an_implementation_that_cannot_serve_is_refused(aspire, folder, loaded, tmp_path, given, message):
+    source, out = prompts(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    done = aspire("generate", "-m", folder, "-i", source, "-o", out, "--quiet", "--implementation", *given)
+    assert done.code == 2 and message in done.err.splitlines()[-1] and "Traceback" not in done.err
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_an_implementation_of_ones_choice(aspire, folder, loaded, tmp_path):
+    command = ("generate", "-m", folder, "-p", "hello", "--max-tokens", 24, "--method", "autoregressive", "--json", "-")
+    plain, chosen = (json.loads(aspire(*command, *more).out) for more in ((), ("--implementation", "xla")))
+    assert (plain["implementation"], chosen["implementation"]) == (None, "xla")
+    assert plain["answer"]["token_ids"] == chosen["answer"]["token_ids"]
+
+
 def test_options_of_every_kind():
     given = ("renew=verification", "in_step=true", "rho=0.5", "layers=0,1", "mixed=False", "d_max=4", "regret_share=0")
     expected = {"renew": "verification", "in_step": True, "rho": 0.5, "layers": (0, 1), "mixed": False, "d_max": 4}

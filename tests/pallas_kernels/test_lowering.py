@@ -76,8 +76,8 @@ def test_page_scores(heads: Any, group: int, dim: int, size: int) -> None:
 
 
 def test_selection_and_write() -> None:
-    choose = functools.partial(pk.select_pages, recent=8, capacity=410, implementation="triton")
-    assert kernels(lowered(choose, floats(4, 5853), ints(4), ints(4))) == ["select_pages"]
+    choose = functools.partial(pk.select_pages, capacity=410, implementation="triton")
+    assert kernels(lowered(choose, floats(4, 5853), ints(4))) == ["select_pages"]
     cache, new = floats(36, 8, 640, 16, 96, dtype=jnp.bfloat16), floats(36, 68, 8, 96, dtype=jnp.bfloat16)
     write = functools.partial(pk.write_pages, implementation="triton")
     text = lowered(write, cache, cache, new, new, ints(68), ints(68), donate_argnums=(0, 1))
