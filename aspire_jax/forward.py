@@ -421,31 +421,16 @@ def _scanned(
     served: Any,
     measured: bool,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None], jax.Array | None]:
-    """Layers [start, stop) as one loop; x, their k, v and page scores (None unless `measured`), and summed recall.
-
-    A `while_loop` over a counter, in place of a scan over layer numbers, and the counter is the first thing it carries:
-    so XLA's GPU compiler knows on the host which layer a turn is about, and products read a layer's weights where they
-    lie (see `programs.compiler_options`).
-    """
+    """Layers [start, stop) as one loop; x, their k, v and page scores (None unless `measured`), and summed recall."""
     sets = jnp.asarray(np.asarray(engine.plan.sets, np.int32))
 
-    def one(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, Any, jax.Array | None]:
+    def one(x: jax.Array, layer: jax.Array) -> tuple[jax.Array, Any]:
         weights = model.layer_of(params, layer)
         q, k, v = tokens.project(weights, x, rotation)
         part = attention.attend(q, k, v, layer, sets[layer], False, served)
         mass = attention.measure(q, part, layer, None)[0] if measured else None
         recall = _recall(attention, q, part, layer, sets[layer])
-        return tokens.finish(weights, x, normalise(part)), (k, v, mass), recall
+        return tokens.finish(weights, x, normalise(part)), (k, v, mass, recall)
 
-    def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        i, x, every, recalls = carry
-        x, made, recall = one(x, i + start)
-        every = jax.tree.map(lambda all_layers, new: all_layers.at[i].set(new), every, made)
-        return i + 1, x, every, None if recall is None else recalls + recall
-
-    _, made, recall = jax.eval_shape(one, x, jnp.int32(start))
-    empty = jax.tree.map(lambda y: jnp.zeros((stop - start, *y.shape), y.dtype), made)
-    none = None if recall is None else jnp.zeros(recall.shape, recall.dtype)
-    first = (jnp.int32(0), x, empty, none)
-    _, x, every, recalls = jax.lax.while_loop(lambda carry: carry[0] < stop - start, turn, first)
-    return x, every, recalls
+    x, (k, v, mass, recall) = model.through_layers(one, x, start, stop)
+    return x, (k, v, mass), None if recall is None else jnp.sum(recall, axis=0)

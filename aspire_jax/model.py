@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -128,6 +129,27 @@ def layer_of(params: Params, index: int | jax.Array) -> dict[str, jax.Array]:
     if isinstance(index, int):
         return {name: w[index] for name, w in layers.items()}
     return {name: jax.lax.dynamic_index_in_dim(w, index, keepdims=False) for name, w in layers.items()}
+
+
+def through_layers(
+    one: Callable[[jax.Array, jax.Array], tuple[jax.Array, Any]], x: jax.Array, start: int, stop: int
+) -> tuple[jax.Array, Any]:
+    """`one` of (x, layer) for layers [start, stop) as one loop: the last x, and what each layer made, stacked.
+
+    A `while_loop` over a counter, in place of a scan over layer numbers, and the counter is the first thing it carries:
+    so XLA's GPU compiler knows on the host which layer a turn is about, and products read a layer's weights where they
+    lie (see `programs.compiler_options`).
+    """
+
+    def turn(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        i, x, every = carry
+        x, made = one(x, i + start)
+        return i + 1, x, jax.tree.map(lambda all_layers, new: all_layers.at[i].set(new), every, made)
+
+    _, made = jax.eval_shape(one, x, jnp.int32(start))
+    every = jax.tree.map(lambda y: jnp.zeros((stop - start, *y.shape), y.dtype), made)
+    _, x, every = jax.lax.while_loop(lambda carry: carry[0] < stop - start, turn, (jnp.int32(0), x, every))
+    return x, every
 
 
 def dense_logits(config: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:

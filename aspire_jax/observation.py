@@ -67,7 +67,7 @@ def observe_prompt(
             rows.append(mean)
         measured = jnp.stack(rows)
     else:
-        _, measured = jax.lax.scan(one, x, jnp.arange(c.n_layers, dtype=jnp.int32))
+        _, measured = model.through_layers(one, x, 0, c.n_layers)
     policy: Any = engine.context
     is_row = jnp.arange(engine.batch) == slot
     return dataclasses.replace(

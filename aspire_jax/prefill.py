@@ -75,7 +75,7 @@ def prefill(
         ks, vs, *pages = zip(*per_layer, strict=True)
         old = kv.KVCache(*pages)
     else:
-        _, (ks, vs) = jax.lax.scan(one, x, jnp.arange(c.n_layers, dtype=jnp.int32))
+        _, (ks, vs) = model.through_layers(one, x, 0, c.n_layers)
     page = table[slot, jnp.minimum(position // engine.page_size, engine.pages - 1)]
     page = jnp.where(place < count, page, engine.batch * engine.pages)
     offset = position % engine.page_size

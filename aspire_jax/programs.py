@@ -25,15 +25,29 @@ from aspire_jax.engine import Engine, State
 from aspire_jax.params import Params
 from aspire_jax.sampling import rows as sampling_rows
 
+# What XLA records as CUDA graphs ("command buffers"), so that a layer is launched as one thing: all that it is made of,
+# the kernels too, and no loop, because the host must know which layer a turn is about.
+COMMAND_BUFFERS = {
+    "on": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL",
+    "off": "",
+}
+# Which of them the library compiles with, whatever XLA_FLAGS says. No GPU has been timed: this is jax's own choice, and
+# `python -m bench.gpu` measures both and says which is faster.
+LAUNCH = "on"
 
-def compiler_options(engine: Engine) -> dict[str, bool]:
+
+def compiler_options(engine: Engine, launch: str = LAUNCH) -> dict[str, bool | str]:
     """XLA options that the engine's programs are compiled with.
 
     Kernels run on a GPU, where layers are scanned. There a product that XLA gives to Triton copies the layer's weights
     out of the stack first, three times the traffic; one that it gives to cuBLAS reads them where they lie.
+
+    Args:
+      launch: a key of `COMMAND_BUFFERS`; for measurements.
     """
-    kernels = engine.implementation == "pallas" and not engine.interpret
-    return {"xla_gpu_enable_triton_gemm": False} if kernels else {}
+    if engine.kernels != "triton":
+        return {}
+    return {"xla_gpu_enable_triton_gemm": False, "xla_gpu_enable_command_buffer": COMMAND_BUFFERS[launch]}
 
 
 @dataclasses.dataclass(eq=False)

@@ -37,9 +37,12 @@ MOST_TEMPORARY = 512 << 20
 LOOPS = [
     ("Qwen3-1.7B", "autoregressive", 18, 32_768),
     ("Qwen3-1.7B", "aspire", 18, 32_768),
+    ("Qwen3-1.7B", "vegas", 18, 32_768),
     ("Qwen3-8B", "aspire", 12, 32_768),
     ("DeepSeek-R1-Distill-Llama-8B", "aspire", 14, 32_768),
 ]
+OURS = {"attention_16", "attention_64", "attention_128", "combine_new", "combine_draft", "write_pages", "select_pages"}
+OURS |= {"page_scores_max", "page_scores_mean"}
 # Rows, most queries of each, KV heads, group, head_dim, listed pages, dtype, drafting.
 ATTENTION = [
     (12, 1, 8, 4, 128, 2080, "bfloat16", False),
@@ -87,7 +90,7 @@ def main() -> int:
 def jobs() -> dict[str, Any]:
     """What can be compiled apart, each in a process of its own."""
     loops = {f"{model} {method}": functools.partial(loop, model, method, b, n) for model, method, b, n in LOOPS}
-    return {**loops, "kernels": kernels}
+    return {**loops, "kernels": kernels, "prompt": prompt}
 
 
 def _in_process(name: str) -> list[dict[str, Any]]:
@@ -184,33 +187,67 @@ def _score_cases() -> Iterator[tuple[Any, ...]]:
         )  # fmt: skip
 
 
-def loop(name: str, method: str, batch: int, context: int) -> list[dict[str, Any]]:
-    """The decode loop of a model at full size, from abstract params."""
+def _engine(name: str, method: str, batch: int, context: int) -> tuple[Any, Any, Any]:
+    """An engine of a model at full size; its weights and its state, abstract."""
     from aspire_jax import engine as engine_lib
-    from aspire_jax import methods, params, programs, step
+    from aspire_jax import methods, params
     from aspire_jax.costs import TERMS, CostModel
     from bench.gpu_models import MODELS
-    from bench.gpu_target import Target
 
-    target, config = Target(), MODELS[name]
+    config = MODELS[name]
     engine = methods.configure(
         config, method, batch=batch, capacity=context + 512, max_new=512, dtype="bfloat16", implementation="pallas",
         platform="gpu",
     )  # fmt: skip
-    weights = params.abstract(config, jnp.bfloat16)
     state = jax.eval_shape(functools.partial(engine_lib.init, engine), CostModel(_floats(TERMS)))
-    arguments = target.at_home((weights, state, _ints(), _ints()))
+    return engine, params.abstract(config, jnp.bfloat16), state
+
+
+def _program(case: str, function: Any, made: tuple[Any, Any, Any], *arguments: Any) -> dict[str, Any]:
+    """A program of (engine, params, state, ...), and what is wrong with it."""
+    from aspire_jax import programs
+    from bench.gpu_target import Target
+
+    target, (engine, weights, state) = Target(), made
     compiled = target.compile(
-        step.run, engine, *arguments, options=programs.compiler_options(engine), static_argnums=0, donate_argnums=2
-    )
-    case = f"loop: {name}, {method}, {batch} x {context}"
-    ours = {"attention_16", "attention_64", "attention_128", "combine_new", "combine_draft", "write_pages"}
-    row = _row(case, compiled, ours | {"page_scores_max", "page_scores_mean", "select_pages"})
+        function, engine, *target.at_home((weights, state, *arguments)), options=programs.compiler_options(engine),
+        static_argnums=0, donate_argnums=2,
+    )  # fmt: skip
+    row = _row(case, compiled, OURS)
     row["problems"] += [f"{case}: {problem}" for problem in _copies(compiled, state, weights)]
+    row["problems"] += [f"{case}: {problem}" for problem in _graphs(compiled, programs.LAUNCH)]
     if compiled.temporary > MOST_TEMPORARY:
         most = MOST_TEMPORARY >> 20
         row["problems"].append(f"{case}: {compiled.temporary >> 20} MiB of temporaries, expected at most {most}")
-    return [row]
+    return row
+
+
+def loop(name: str, method: str, batch: int, context: int) -> list[dict[str, Any]]:
+    """The decode loop of a model at full size, from abstract params."""
+    from aspire_jax import step
+
+    case = f"loop: {name}, {method}, {batch} x {context}"
+    return [_program(case, step.run, _engine(name, method, batch, context), _ints(), _ints())]
+
+
+def prompt() -> list[dict[str, Any]]:
+    """What admits a prompt: a chunk of prefill, and the pass over its end that `magicdec-snapkv` asks for."""
+    from aspire_jax import observation, prefill
+    from aspire_jax.serving import CHUNK
+
+    made = _engine("Qwen3-8B", "magicdec-snapkv", 12, 32_768)
+    window = made[0].plan.prompt_window
+    observed = _program("prompt: its end", observation.observe_prompt, made, _ints(), _ints(window), _ints())
+    # Plain XLA, of which our kernels are no part.
+    observed["problems"] = [problem for problem in observed["problems"] if "no kernel of ours" not in problem]
+    chunk = (_ints(), _ints(CHUNK), _ints(), _ints())
+    return [_program(f"prompt: Qwen3-8B, {CHUNK} tokens", prefill.prefill, made, *chunk), observed]
+
+
+def _graphs(compiled: Any, launch: str) -> Iterator[str]:
+    """Whether what the library decided about CUDA graphs reached the compiler."""
+    if (compiled.graphs > 0) != (launch == "on"):
+        yield f"{compiled.graphs} CUDA graphs, expected command buffers {launch}"
 
 
 def _shape(x: Any, layers: bool = True) -> str:
@@ -244,8 +281,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         for i, (name, threads, registers, shared) in enumerate(row["kernels"]):
-            # A loop's temporaries have a bound; their exact size moves with every change of the engine.
-            size = "" if row["case"].startswith("loop") else f"{row['temporary'] / 2**20:.1f}"
+            # A program's temporaries have a bound; their exact size moves with every change of the engine.
+            size = "" if row["case"].startswith(("loop", "prompt")) else f"{row['temporary'] / 2**20:.1f}"
             first = (row["case"], size) if i == 0 else ("", "")
             lines.append(f"| {first[0]} | {name} | {threads} | {registers} | {shared} | {first[1]} |")
     return "\n".join(lines)

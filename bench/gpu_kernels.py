@@ -160,6 +160,6 @@ def bandwidth(sizes: Sizes, copy: float) -> list[dict[str, Any]]:
             entries = pages if lists is whole else chosen
             read = 2 * batch * entries * sizes.page_size * sizes.heads * sizes.dim * k.dtype.itemsize
             rate = read / each / 1e9
-            case = f"{kind}: {batch} x {context}"
-            found.append({"case": case, "microseconds": each * 1e6, "gb_s": rate, "share_of_copy": rate / copy})
+            what = {"case": f"{kind}: {batch} x {context}", "kind": kind, "context": context}
+            found.append({**what, "microseconds": each * 1e6, "gb_s": rate, "share_of_copy": rate / copy})
     return found

@@ -44,7 +44,7 @@ class Compiled:
       temporary, aliased: bytes of temporaries, and of outputs that are donated inputs.
       text: the optimised program.
       memory: XLA's report of what lies in temporary memory.
-      thunks: what the program launches, one a line, as XLA writes it.
+      thunks: what the program launches, one a line, as XLA writes it; graphs: how many CUDA graphs it launches them by.
     """
 
     kernels: tuple[Kernel, ...]
@@ -53,6 +53,7 @@ class Compiled:
     text: str
     memory: str
     thunks: str
+    graphs: int = 0
 
 
 class Target:
@@ -87,6 +88,7 @@ class Target:
                 done.as_text(),
                 _last(files, "*memory-usage-report.txt"),
                 thunks,
+                _last(files, "*.thunk_sequence_after_thunk_passes.txt").count("kCommandBuffer"),
             )
 
 

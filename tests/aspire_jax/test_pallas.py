@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aspire_jax import engine as eng
-from aspire_jax import methods, step
+from aspire_jax import methods, programs, step
 from aspire_jax.attention.pallas import unserved
 from aspire_jax.context import BlendContext, VegasContext
 from aspire_jax.costs import TERMS, CostModel
@@ -85,6 +85,18 @@ def test_rows_mix_and_layers_are_scanned_with_kernels() -> None:
 def test_an_explicit_choice_that_cannot_be_served_raises(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         methods.configure(DEEP, "aspire", batch=2, capacity=64, max_new=8, **fields)
+
+
+def test_the_library_decides_how_kernels_are_launched() -> None:
+    """By one constant, and explicitly: what XLA_FLAGS says of it does not count. Plain XLA has no such options."""
+    sizes = {"batch": 2, "capacity": 64, "max_new": 8}
+    kernels = methods.configure(DEEP, "aspire", platform="gpu", **sizes)
+    flag = "xla_gpu_enable_command_buffer"
+    assert programs.compiler_options(kernels)[flag] == programs.COMMAND_BUFFERS[programs.LAUNCH]
+    assert programs.compiler_options(kernels, "off")[flag] == ""
+    assert "CUSTOM_CALL" in str(programs.compiler_options(kernels, "on")[flag])
+    assert programs.compiler_options(methods.configure(DEEP, "aspire", **sizes)) == {}
+    assert programs.compiler_options(ENGINES["mixed"]) == {}  # interpreted
 
 
 def test_what_the_kernels_cannot_hold() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def test_a_loop_in_place_passes() -> None:
 def test_copies_are_named(program: Compiled, message: str) -> None:
     (objection,) = objections(program)
     assert message in objection
+
+
+@pytest.mark.parametrize(("graphs", "launch", "found"), [(7, "on", 0), (0, "off", 0), (0, "on", 1), (3, "off", 1)])
+def test_cuda_graphs_are_as_the_library_decides(graphs: int, launch: str, found: int) -> None:
+    program = dataclasses.replace(compiled(), graphs=graphs)
+    assert len(list(gpu_compile._graphs(program, launch))) == found
 
 
 def test_spills_are_named_and_equal_calls_count_once() -> None:
