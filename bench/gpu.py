@@ -40,7 +40,7 @@ from bench.gpu_table import table
 
 if TYPE_CHECKING:
     from bench.gpu_plan import Stage
-    from bench.gpu_sizes import Load, Sizes
+    from bench.gpu_sizes import Sizes
 
 PARTS = ("kernels", "models")
 
@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
     parser.add_argument("--resume", action="store_true", help="keep the results that the file has, measure the others")
     parser.add_argument("--plan", type=float, metavar="GB/S", help="print what would be run and read, without a GPU")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes in Pallas's interpreter: shows that this runs")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, kernels interpreted: shows that this runs")
     args = parser.parse_args(arguments)
     from bench import gpu_kernels, gpu_plan, machine
     from bench.gpu_sizes import FULL, TINY
@@ -158,6 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _stage(report: Report, sizes: Sizes, stage: Stage, copy: float | None) -> None:
     """One workload of one model: weights, single steps where asked for, programs, whole runs."""
     from bench import gpu_plan, gpu_replay, gpu_steps
+    from bench.gpu_sizes import Load
 
     name, where = stage.model, f"{stage.model}, {stage.workload}"
     left = tuple(m for m in stage.methods if not report.has(f"{where}: {m}"))

@@ -41,7 +41,7 @@ class Sizes:
       copy: bytes that the copy moves one way.
       repeats: of every timing; steps: of a whole run.
       d_max: most drafts a row may hold, where the method has a choice.
-      implementation, interpret: as `Engine`'s.
+      implementation: of whole models; interpret: kernels run in Pallas's interpreter.
     """
 
     models: Mapping[str, ModelConfig]
@@ -120,5 +120,6 @@ TINY = Sizes(
     repeats=1,
     steps=6,
     d_max=2,
+    implementation="xla",  # whole models compile slowly in the interpreter; the kernels' own measurements run in it
     interpret=True,
 )  # fmt: skip

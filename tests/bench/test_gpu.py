@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -18,7 +17,6 @@ from bench import gpu, gpu_plan, gpu_replay, gpu_steps, gpu_table
 from bench.gpu_sizes import FULL, HEADLINE, TINY, WORKLOADS, Load
 from bench.simulation import machine
 
-TINY_XLA = dataclasses.replace(TINY, implementation="xla", interpret=False)
 NAME = "Qwen3-8B"
 
 
@@ -73,7 +71,7 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path: Path, capsys: pytes
 def test_every_method_can_be_replayed(method: str) -> None:
     """Traced, not run: what the replay changes in the state fits every method's."""
     load = TINY.load(NAME, HEADLINE)
-    engine = gpu_steps.configured(TINY_XLA, NAME, method, load)
+    engine = gpu_steps.configured(TINY, NAME, method, load)
     accepts = gpu_replay.runs_of(NAME, HEADLINE, method, load.batch, TINY.new)
     assert accepts.shape == (load.batch, TINY.new)
     state = gpu_replay.begun(engine, load, accepts, np.ones(4))
@@ -85,7 +83,7 @@ def test_every_method_can_be_replayed(method: str) -> None:
 def test_the_prompt_of_snapkv_is_there() -> None:
     """Its selection depends on where the prompt ended: without it every page would count as generated."""
     load = Load(2, 96)
-    engine = gpu_steps.configured(TINY_XLA, NAME, "magicdec-snapkv", load)
+    engine = gpu_steps.configured(TINY, NAME, "magicdec-snapkv", load)
     state: Any = gpu_steps.started(engine, load.context).context
     assert np.asarray(state.window).tolist() == [65, 65]  # the last 32 tokens of 97
     mass = np.asarray(state.mass)
