@@ -55,10 +55,13 @@ class Told:
         return state
 
 
+# Methods with a limit of drafts that is not theirs to choose; `adaptive` keeps its own.
+_CAPPED = ("aspire", "aspire-fsm", "oracle")
+
+
 def configured(sizes: Sizes, name: str, method: str | methods.Method, load: Load) -> Engine:
     """An engine on the kernels, for the rows and contexts given."""
-    policy = methods.METHODS[method].draft_length if isinstance(method, str) else None
-    options = {"d_max": sizes.d_max} if hasattr(policy, "gamma_init") else {}
+    options = {"d_max": sizes.d_max} if method in _CAPPED else {}
     return methods.configure(
         sizes.models[name], method, batch=load.batch, capacity=load.context + sizes.new, max_new=sizes.new,
         page_size=sizes.page_size, dtype=sizes.dtype, implementation=sizes.implementation, interpret=sizes.interpret,
