@@ -51,7 +51,8 @@ def both(kind: str, title: str) -> Panel:
         axes.set_ylim(0, 105)
         head(axes, title, "drafts before a verification", "drafts accepted, %")
         legend(axes, 2, "lower left")
-        axes.get_legend().set_bbox_to_anchor((0, 0.08))
+        if (made := axes.get_legend()) is not None:
+            made.set_bbox_to_anchor((0, 0.08))
         remark(
             axes, f"paper: {result['paper_setting']}, at 1 and 10 drafts; bars: standard error over prompts", 0.03, 0.02
         )

@@ -95,6 +95,8 @@ def _wrong(scenes: list[Scene], steps: int) -> list[Result]:
 
 def bars(axes: Axes, result: Result) -> None:
     """Right costs, stale ones, and those fitted while decoding; the paper's as its own groups."""
+    from matplotlib.patches import Rectangle
+
     ways = {
         "fitted": "fitted on two cards",
         "stale": "fitted on one (stale)",
@@ -111,7 +113,7 @@ def bars(axes: Axes, result: Result) -> None:
         for way, label in ways.items():
             series[label].append(case["speedup"][way])
     plots.bars(axes, groups, series, label="", text=None)
-    for bar in axes.patches:
+    for bar in (patch for patch in axes.patches if isinstance(patch, Rectangle)):
         middle, height = bar.get_x() + bar.get_width() / 2, bar.get_height()
         axes.text(middle, height - 0.05, f"{height:.2f}", rotation=90, fontsize=7, color="white", ha="center", va="top")
     axes.axvline(len(result["paper"]) - 0.5, color=PAPER, ymax=0.86, linewidth=0.8, linestyle="--")
