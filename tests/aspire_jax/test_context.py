@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aspire_jax.attention.mixed import page_mass
 from aspire_jax.context import NoContext, RefreshContext, Room, Scores, best_pages, pages_of
-from aspire_jax.forward import page_mass
 
 from . import tiny
 
