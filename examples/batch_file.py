@@ -20,6 +20,6 @@ with tempfile.TemporaryDirectory() as folder:
     command = ["generate", "--model", model, "--input", source, "--output", output, "--max-tokens", "24"]
     # `aspire generate ...` in a shell. Interrupted, it would go on with --resume.
     subprocess.run([sys.executable, "-m", "aspire_jax", *command], check=True)
-    for line in output.read_text().splitlines():
-        answer = json.loads(line)
-        print(answer["id"], repr(answer["text"]), answer["finish_reason"], answer["usage"])
+    with output.open(encoding="utf-8") as file:
+        for answer in map(json.loads, file):
+            print(answer["id"], repr(answer["text"]), answer["finish_reason"], answer["usage"])

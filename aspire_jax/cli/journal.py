@@ -19,6 +19,8 @@ from aspire_jax.cli.requests_file import parse
 from aspire_jax.errors import InputError
 
 _HEADER = "aspire_run"
+# JSON allows these three in a string as they are, but str.splitlines and its like end a line at them.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 
 # A line's request and which of its completions it is.
 Key = tuple[str | int, int]
@@ -166,4 +168,5 @@ def _partial(output: Path) -> Path:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text.translate(_ESCAPES).encode("utf-8") + b"\n"

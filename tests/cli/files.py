@@ -16,7 +16,8 @@ def write_lines(path: Path, *lines: dict) -> Path:
 
 
 def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
 def prompts(path: Path, count: int = 7) -> Path:

@@ -44,6 +44,15 @@ def same(path, expected: bytes) -> bool:
     return strip(read_lines(path)) == strip(json.loads(line) for line in expected.splitlines())
 
 
+def test_one_line_for_every_reader(tmp_path):
+    """JSON allows a few characters in a string that str.splitlines and its like take for the end of a line."""
+    line = {"id": "a", "choice": 0, "text": "".join(map(chr, range(0xD800))) + "\u2028 \U0001f600"}
+    with Journal(tmp_path / "out.jsonl", [("a", 0)], {}) as journal:
+        journal.add(line)
+        journal.finish()
+    assert [json.loads(text) for text in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()] == [line]
+
+
 def test_a_partial_file_cut_anywhere(aspire, command, whole, tmp_path):
     expected, partial = whole
     rng = random.Random(1)
