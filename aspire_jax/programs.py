@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from aspire_jax import engine as engine_lib
@@ -60,7 +61,7 @@ class Programs:
       home: where state lives.
       observe: `observe_prompt`, None where the context policy asks for no such thing.
       blank: as `init`, without a cache: takes over one that is already filled.
-      used: whether `run` ran before. Its first run also finds memory for the program's buffers: no measure of a step.
+      rehearsed: whether `rehearse` was called.
     """
 
     home: Sharding
@@ -70,7 +71,7 @@ class Programs:
     admit: Any
     run: Any
     observe: Any = None
-    used: bool = False
+    rehearsed: bool = False
 
 
 def compiled(engine: Engine, params: Params, chunk: int) -> Programs:
@@ -83,7 +84,8 @@ def compiled(engine: Engine, params: Params, chunk: int) -> Programs:
     return _compile(engine, chunk, tree, tuple((x.shape, x.dtype, x.sharding) for x in leaves))
 
 
-@functools.lru_cache(maxsize=16)
+# A program of unrolled layers holds some 3,000 memory mappings, and a process may have 65,530: past them it dies.
+@functools.lru_cache(maxsize=12)
 def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any, Sharding], ...]) -> Programs:
     home = _home(leaves[0][2])
     params = tree.unflatten([jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype, where in leaves])
@@ -101,25 +103,44 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
     if support is not None:
         settings = jax.eval_shape(lambda: sampling_rows.greedy(support, engine.config.vocab_size))
     jits = {
-        "init": jax.jit(engine_lib.init, static_argnums=0).lower(engine, cost),
-        "blank": jax.jit(_without_cache, static_argnums=0).lower(engine, cost),
-        "prefill": jax.jit(prefill_lib.prefill, static_argnums=0, donate_argnums=2).lower(
-            engine, params, state, number, ints(chunk), number, number
+        "init": _lowered(engine_lib.init, engine, cost),
+        "blank": _lowered(_without_cache, engine, cost),
+        "prefill": _lowered(prefill_lib.prefill, engine, params, state, number, ints(chunk), number, number, donate=1),
+        "admit": _lowered(
+            prefill_lib.admit, engine, state, number, number, number, number, ints(engine.max_stop), settings, donate=0
         ),
-        "admit": jax.jit(prefill_lib.admit, static_argnums=0, donate_argnums=1).lower(
-            engine, state, number, number, number, number, ints(engine.max_stop), settings
-        ),
-        "run": jax.jit(step_lib.run, static_argnums=0, donate_argnums=2).lower(engine, params, state, number, number),
+        "run": _lowered(step_lib.run, engine, params, state, number, number, number, donate=1),
     }
     window = engine.plan.prompt_window
     if window:
-        jits["observe"] = jax.jit(observation.observe_prompt, static_argnums=0, donate_argnums=2).lower(
-            engine, params, state, number, ints(window), number
+        jits["observe"] = _lowered(
+            observation.observe_prompt, engine, params, state, number, ints(window), number, donate=1
         )
     options = compiler_options(engine)
     with ThreadPoolExecutor(2) as pool:  # prefill and run are most of it, and XLA compiles without Python's lock
         done = dict(zip(jits, pool.map(lambda lowered: lowered.compile(options), jits.values()), strict=True))
     return Programs(home, **done)
+
+
+def rehearse(programs: Programs, engine: Engine, params: Params, state: State) -> KVCache:
+    """Runs every shape of step once, with no row acting: what XLA builds at its first run belongs to compiling.
+
+    Takes the state, whose slots must all be idle, and returns its cache.
+    """
+    for shape in range(len(engine.shapes.all)):
+        state = programs.run(params, state, np.int32(1), np.int32(engine.batch), np.int32(shape))
+    jax.block_until_ready(state.work)
+    programs.rehearsed = True
+    return state.cache
+
+
+def _lowered(function: Any, engine: Engine, *arguments: Any, donate: int | None = None) -> Any:
+    """`function` for `engine`, lowered; `donate` is the place of the state among `arguments`.
+
+    Jitted as a partial of its own, not with the engine as a static argument: jax's caches keep what they hold of a
+    function as long as there is the function, so a program would outlive its place in the cache above.
+    """
+    return jax.jit(functools.partial(function, engine), donate_argnums=donate).lower(*arguments)
 
 
 def _without_cache(engine: Engine, cost: CostModel) -> State:

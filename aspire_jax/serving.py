@@ -25,7 +25,7 @@ from aspire_jax.hooks import Hooks
 from aspire_jax.loading import Model
 from aspire_jax.observation import window_of
 from aspire_jax.prefill import chunks
-from aspire_jax.programs import Programs, compiled
+from aspire_jax.programs import Programs, compiled, rehearse
 from aspire_jax.request import Prepared, prepare
 from aspire_jax.results import Chunk, Completion, Report, Stats
 from aspire_jax.sampling import params as sampling_params
@@ -189,13 +189,16 @@ class Stream(Iterator[Chunk]):
         self._tell("compile")
         started = time.perf_counter()
         programs = compiled(self._engine, self._model.params, CHUNK)
-        self.report.compile_seconds = time.perf_counter() - started
         cost = costs.CostModel(jax.device_put(self.fit.coefficients, programs.home))
         if prefilled:
             state = dataclasses.replace(programs.blank(cost), cache=self.cache)
             self.cache = None
         else:
             state = programs.init(cost)
+        if not programs.rehearsed:
+            cache = rehearse(programs, self._engine, self._model.params, state)
+            state = dataclasses.replace(programs.blank(cost), cache=cache)
+        self.report.compile_seconds = time.perf_counter() - started
         while self._queue or any(self._rows):
             for slot, row in enumerate(self._rows):
                 if row is None and self._queue:
@@ -242,12 +245,10 @@ class Stream(Iterator[Chunk]):
         until_finished = 0 if self._queue else self._engine.batch
         jax.block_until_ready(state.slots.length)
         started = time.perf_counter()
-        state = programs.run(self._model.params, state, np.int32(RUN_STEPS), np.int32(until_finished))
+        state = programs.run(self._model.params, state, np.int32(RUN_STEPS), np.int32(until_finished), np.int32(-1))
         work = np.array(state.work)  # waits for the run
         seconds = time.perf_counter() - started
-        if programs.used:
-            self.fit.update(work, seconds)
-        programs.used = True
+        self.fit.update(work, seconds)
         self.report.decode_seconds += seconds
         self.report.steps += int(work[0])
         self.report.work = tuple(a + float(b) for a, b in zip(self.report.work, work, strict=True))

@@ -31,12 +31,17 @@ from aspire_jax.sampling.rows import Sampling
 from aspire_jax.shapes import Shape
 
 
-def step(engine: Engine, params: Params, state: State) -> State:
-    """One step of every active row."""
+def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | int = -1) -> State:
+    """One step of every active row.
+
+    Args:
+      rehearsed: scalar int32, index of the shape to run where no row acts, as in `run`; -1: none.
+    """
     view = _view(engine, state)
     drafting, queries = decide(engine.draft_length, engine.mixed, state.draft_length, view)
     shapes = engine.shapes
-    index = shapes.choose(drafting, queries, view.lengths)
+    rehearses = jnp.asarray(rehearsed >= 0)
+    index = jnp.where(rehearses, jnp.int32(rehearsed), shapes.choose(drafting, queries, view.lengths))
     copied = jnp.any(state.slots.stale & drafting) & engine.copies
     work = shapes.work(index, drafting, queries, view.lengths, view.selected, copied)
     plain = shapes.forecast(jnp.zeros_like(drafting), view.active.astype(jnp.int32), view.lengths, view.selected)
@@ -49,7 +54,7 @@ def step(engine: Engine, params: Params, state: State) -> State:
         done = jax.lax.switch(index, branches, *operands)
     else:  # Nothing would be left of a switch of one branch, and a cache that is read outside any branch is copied.
         idle = functools.partial(_no_step, branches[0])
-        done = jax.lax.cond(jnp.any(queries > 0), branches[0], idle, *operands)
+        done = jax.lax.cond(jnp.any(queries > 0) | rehearses, branches[0], idle, *operands)
     verified = (queries > 0) & ~drafting
     sampling, drawn = _draw(engine, state, done, drafting)
     commit = resolve(engine, state.slots, drafting, verified, done.first, drawn.token, drawn.margin)
@@ -83,23 +88,34 @@ def step(engine: Engine, params: Params, state: State) -> State:
     )
 
 
-def run(engine: Engine, params: Params, state: State, max_steps: jax.Array, until_finished: jax.Array) -> State:
+def run(
+    engine: Engine,
+    params: Params,
+    state: State,
+    max_steps: jax.Array,
+    until_finished: jax.Array,
+    rehearsed: jax.Array | int = -1,
+) -> State:
     """Steps until no row is active, `max_steps` are done, or more than `until_finished` rows have become inactive.
 
     Args:
       max_steps: scalar int32.
       until_finished: scalar int32; the loop ends once more rows than this have finished since it began, so that the
         host can refill their slots. `engine.batch` never ends it early.
+      rehearsed: scalar int32, index of the shape (`engine.shapes.all`) to run `max_steps` steps in although no row is
+        active; -1: none. Of the state only the cache is as it was. XLA builds some of a CPU's kernels when they first
+        run, at several times the time of the step itself; a rehearsal puts that before the first step that counts.
     """
     at_start = jnp.sum(state.slots.active)
 
     def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
         done, s = carry
         active = jnp.sum(s.slots.active)
-        return (done < max_steps) & (active > 0) & (at_start - active <= until_finished)
+        acts = (active > 0) & (at_start - active <= until_finished)
+        return (done < max_steps) & (acts | (rehearsed >= 0))
 
     def body(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
-        return carry[0] + 1, step(engine, params, carry[1])
+        return carry[0] + 1, step(engine, params, carry[1], rehearsed)
 
     return jax.lax.while_loop(goes_on, body, (jnp.int32(0), state))[1]
 

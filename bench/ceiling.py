@@ -64,6 +64,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
         if name == "main":
             row |= _ceilings(times, found)
         results["workloads"].append(row)
+        say.keep(results)
         say(_row_text(row, args.method))
     results["rates_after"] = machine.rates()
     return results

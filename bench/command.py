@@ -13,7 +13,31 @@ from aspire_jax.cli.setup import write_json
 from aspire_jax.errors import InputError, written_or_standard
 
 Results = dict[str, Any]
-Say = Callable[[str], None]
+
+
+class Say:
+    """Tells how a benchmark goes, and keeps what it has so far: a run of an hour may end before its end.
+
+    Nothing is told where JSON goes to standard output.
+    """
+
+    def __init__(self, file: str | None, header: Results) -> None:
+        self._quiet, self._header = file == "-", header
+        self._partial = None if file in (None, "-") else f"{file}.partial"
+
+    def __call__(self, text: str) -> None:
+        if not self._quiet:
+            print(text, flush=True)
+
+    def keep(self, results: Results) -> None:
+        """Writes the results so far to FILE.partial."""
+        if self._partial is not None:
+            write_json(self._partial, self._header | results)
+
+    def done(self) -> None:
+        """Everything is written: removes what was kept."""
+        if self._partial is not None:
+            Path(self._partial).unlink(missing_ok=True)
 
 
 def parser(name: str, doc: str | None, *, quick: str, plot: str) -> argparse.ArgumentParser:
@@ -47,24 +71,21 @@ def run(
     """Parses, measures, writes JSON and picture. The exit code: 0, 1 where the results do not pass, 2 for bad input.
 
     Args:
-      measure: from the arguments, with the whole `command` among them, and a function that tells how it goes; told
-        nothing where JSON goes to standard output.
+      measure: from the arguments, with the whole `command` among them, and a `Say`.
       draw: the picture of the results into a file.
       folder: whether --plot may also name a folder, which `draw` then gets.
     """
     args = parser.parse_args(arguments)
     given = list(sys.argv[1:] if arguments is None else arguments)
-
-    def say(text: str) -> None:
-        if args.json != "-":
-            print(text, flush=True)
-
+    args.command = " ".join([parser.prog, *given])
+    header = {"command": args.command}
+    say = Say(args.json, header)
     try:
         check_plot(args.plot, folder=folder)
-        args.command = " ".join([parser.prog, *given])
-        results = {"command": args.command} | measure(args, say)
+        results = header | measure(args, say)
         if args.json:
             write_json(args.json, results)
+            say.done()
         if args.plot:
             draw(results, args.plot)
     except (ValueError, OSError) as error:  # an option out of its range is a ValueError

@@ -102,6 +102,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
             found[name].append(each)
             equal = found[name][-1].exact
             say(f"{min(lengths)} to {max(lengths)} tokens: {name}: {equal}/{len(group)} equal")
+        say.keep({"methods": {name: _totals(found[name]) for name in methods}})
     rows = {name: _totals(found[name]) for name in methods}
     scores = task_scores(items, answers)
     for name, row in rows.items():

@@ -88,6 +88,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
                 here = Here(loaded, args.data, args.methods, context=context, batch=batch, new=new, seeds=seeds)
                 cell = _cell(here, others, seeds, new)
                 results["cells"].append(cell)
+                say.keep(results)
                 say(_text(cell))
     results["rates_after"] = machine.rates()
     results["unexplained"] = [

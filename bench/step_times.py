@@ -93,8 +93,8 @@ def measure(loaded: Model, batch: int, context: int, queries: tuple[int, ...], r
         jax.block_until_ready(state.work)
         return state, time.perf_counter() - begin
 
-    # What a call itself costs belongs to no step: the quickest of some that do nothing, as one alone may take longer than
-    # a small model's steps where other work is in its way.
+    # What a call itself costs belongs to no step: the quickest of some that do nothing, as one alone may take longer
+    # than a small model's steps where other work is in its way.
     around = dict.fromkeys((engine, plain_engine), float("inf"))
 
     def warm(engine: Engine, state: State) -> State:

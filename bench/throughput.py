@@ -115,6 +115,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
             replayed(cell, engines, args.rounds, fit) if cell.mode == "replayed" else continuous(cell, engines, fit)
         )
         results["cells"].append(rows)
+        say.keep(results)
         say(throughput_report.cell_text(rows))
     for name, why in results["left_out"].items():
         say(f"left out: {name}: {why}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,14 @@ os.environ.update(
 # Compiled programs outlive the run: most of a first run is XLA, and a second one finds it done.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_REPO / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _seeds_repeat(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Seeds that nobody chose are the same in every run of a module: what fails once fails again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "randbits", random.Random(request.node.name).getrandbits)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

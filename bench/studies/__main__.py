@@ -72,6 +72,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> command.Results:
         say(f"{name} (paper: {study.paper})")
         found = results["studies"][name] = study.measure(runs)
         results["seconds"][name] = time.monotonic() - began
+        say.keep(results)
         for line in study.tell(found):
             say(f"  {line}")
         jax.clear_caches()  # no other study runs the same programs, and each holds memory

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aspire_jax import engine as eng
-from aspire_jax import params, prefill, step
+from aspire_jax import methods, params, prefill, programs, step
 from aspire_jax.context import RefreshContext
 from aspire_jax.draft_length import AspireDraftLength
 from aspire_jax.sampling import draw
@@ -46,6 +46,46 @@ def test_each_program_is_compiled_once(method: str) -> None:
         answers, _ = tiny.serve(engine, requests, prices=tiny.cost(*prices), burst=3 + seed)
         assert len(answers) == len(lengths)
     assert [f._cache_size() - n for f, n in zip(functions, before, strict=True)] == [1, 1, 1, 1]
+
+
+def test_forgotten_programs_leave_memory() -> None:
+    """Those that nobody holds any more: a process has room for a limited number."""
+    engine = tiny.make(C, batch=3, capacity=72, max_new=10)
+    backend = jax.devices()[0].client
+    before = len(backend.live_executables())
+    made = programs.compiled(engine, tiny.params_of(engine), 16)
+    assert made is programs.compiled(engine, tiny.params_of(engine), 16)
+    assert len(backend.live_executables()) >= before + 5
+    del made
+    programs._compile.cache_clear()
+    assert len(backend.live_executables()) <= before
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "aspire", "vegas"])
+def test_a_rehearsal_runs_every_shape_and_keeps_the_cache(method: str) -> None:
+    sizes = {"batch": 2, "capacity": 48, "page_size": 4, "max_new": 4}
+    policies = {
+        "autoregressive": {},
+        "aspire": {"d_max": 2, "k_min": 1, "recent": 1},
+        "vegas": {"gamma": 2, "budget": 8},
+    }[method]
+    engine = methods.configure(C, method, options=policies, **sizes)
+    params_of = tiny.params_of(engine)
+    made = programs.compiled(engine, params_of, 16)
+    state = made.init(tiny.cost(*tiny.COST))
+    state = dataclasses.replace(state, cache=jax.tree.map(lambda x: x + x.dtype.type(3), state.cache))
+    blank = made.blank(tiny.cost(*tiny.COST))
+    seen = []
+    real = made.run
+    made.run = lambda *args: seen.append(real(*args)) or seen[-1]
+    cache = programs.rehearse(made, engine, params_of, state)
+    assert made.rehearsed and len(seen) == len(engine.shapes.all) >= 2
+    assert np.asarray(seen[-1].shape_steps).tolist() == [1] * len(engine.shapes.all)
+    assert all((np.asarray(x) == 3).all() for x in jax.tree.leaves(cache))
+    assert not np.asarray(blank.slots.active).any()
+    # Without it, a state without active rows takes no step.
+    after = real(params_of, dataclasses.replace(blank, cache=cache), np.int32(5), np.int32(2), np.int32(-1))
+    assert not np.asarray(after.shape_steps).any()
 
 
 # Tokens are wide (2 KiB over two layers) beside the scores a query keeps of them (4 bytes), and contexts long.

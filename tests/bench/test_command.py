@@ -40,6 +40,25 @@ def test_results_with_the_command_that_made_them(tmp_path, capsys):
     assert run(passed=lambda results: results["n"] > 1) == 1
 
 
+def test_what_there_is_outlives_a_crash(tmp_path):
+    def crash(args, say):
+        say.keep({"cells": [1]})
+        raise RuntimeError
+
+    def go_on(args, say):
+        say.keep({"cells": [1]})
+        return {"cells": [1, 2]}
+
+    arguments = ["--json", str(tmp_path / "x.json")]
+    with pytest.raises(RuntimeError):
+        command.run(parser(), crash, lambda results, file: None, arguments)
+    kept = json.loads((tmp_path / "x.json.partial").read_text())
+    assert kept["cells"] == [1] and kept["command"].startswith("python -m bench.some")
+    assert not (tmp_path / "x.json").exists()
+    assert command.run(parser(), go_on, lambda results, file: None, arguments) == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
