@@ -67,7 +67,7 @@ def test_a_rehearsal_runs_every_shape_and_keeps_the_cache(method: str) -> None:
     policies = {
         "autoregressive": {},
         "aspire": {"d_max": 2, "k_min": 1, "recent": 1},
-        "vegas": {"gamma": 2, "budget": 8},
+        "vegas": {"gamma": 2, "least": 8},
     }[method]
     engine = methods.configure(C, method, options=policies, **sizes)
     params_of = tiny.params_of(engine)
