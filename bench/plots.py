@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ _KNOWN = {
     "oracle": "#222222",
 }
 INK, FAINT = "#222222", "#DDDDDD"
-_STRIP = 0.22  # inches
+_STRIP = 0.28  # inches
+_NOTE_CHARACTER = 0.056  # inches, about
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
@@ -139,8 +141,10 @@ def legend_in(axes: Axes) -> None:
 
 
 def note(made: Figure, text: str) -> None:
-    """A line on how it was measured, at the bottom."""
-    made.subfigs[1].text(0.01, 0.3, text, fontsize=7, color="#666666", ha="left", va="bottom")
+    """How it was measured, at the bottom: one line, or two where the figure is narrow."""
+    lines = textwrap.wrap(text, int(made.get_figwidth() / _NOTE_CHARACTER))
+    place = 0.3 if len(lines) == 1 else 0.0
+    made.subfigs[1].text(0.01, place, "\n".join(lines), fontsize=7, color="#666666", ha="left", va="bottom")
 
 
 def save(made: Figure, file: str) -> None:
