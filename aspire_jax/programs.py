@@ -123,11 +123,15 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
 
 
 def rehearse(programs: Programs, engine: Engine, params: Params, state: State) -> KVCache:
-    """Runs every shape of step once, with no row acting: what XLA builds at its first run belongs to compiling.
+    """Runs every shape of step once: what XLA builds at its first run belongs to compiling.
 
     Takes the state, whose slots must all be idle, and returns its cache.
     """
-    for shape in range(len(engine.shapes.all)):
+    # Rows of one block, so that loops over blocks have a turn.
+    length = np.full((engine.batch,), min(engine.block, engine.capacity - 1), np.int32)
+    for shape in reversed(range(len(engine.shapes.all))):  # drafts last: a verification leaves them pages to copy
+        slots = dataclasses.replace(state.slots, length=jax.device_put(length, programs.home))
+        state = dataclasses.replace(state, slots=slots)
         state = programs.run(params, state, np.int32(1), np.int32(engine.batch), np.int32(shape))
     jax.block_until_ready(state.work)
     programs.rehearsed = True

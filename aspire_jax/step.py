@@ -35,13 +35,14 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
     """One step of every active row.
 
     Args:
-      rehearsed: scalar int32, index of the shape to run where no row acts, as in `run`; -1: none.
+      rehearsed: scalar int32, index of the shape to rehearse, as in `run`; -1: none.
     """
     view = _view(engine, state)
     drafting, queries = decide(engine.draft_length, engine.mixed, state.draft_length, view)
     shapes = engine.shapes
+    index = shapes.choose(drafting, queries, view.lengths)
     rehearses = jnp.asarray(rehearsed >= 0)
-    index = jnp.where(rehearses, jnp.int32(rehearsed), shapes.choose(drafting, queries, view.lengths))
+    index, drafting, queries = _rehearsal(engine, rehearsed, index, drafting, queries)
     copied = jnp.any(state.slots.stale & drafting) & engine.copies
     work = shapes.work(index, drafting, queries, view.lengths, view.selected, copied)
     plain = shapes.forecast(jnp.zeros_like(drafting), view.active.astype(jnp.int32), view.lengths, view.selected)
@@ -54,7 +55,8 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
         done = jax.lax.switch(index, branches, *operands)
     else:  # Nothing would be left of a switch of one branch, and a cache that is read outside any branch is copied.
         idle = functools.partial(_no_step, branches[0])
-        done = jax.lax.cond(jnp.any(queries > 0) | rehearses, branches[0], idle, *operands)
+        done = jax.lax.cond(jnp.any(queries > 0), branches[0], idle, *operands)
+    done = done._replace(page=jnp.where(rehearses, _nowhere(engine), done.page))
     verified = (queries > 0) & ~drafting
     sampling, drawn = _draw(engine, state, done, drafting)
     commit = resolve(engine, state.slots, drafting, verified, done.first, drawn.token, drawn.margin)
@@ -102,9 +104,10 @@ def run(
       max_steps: scalar int32.
       until_finished: scalar int32; the loop ends once more rows than this have finished since it began, so that the
         host can refill their slots. `engine.batch` never ends it early.
-      rehearsed: scalar int32, index of the shape (`engine.shapes.all`) to run `max_steps` steps in although no row is
-        active; -1: none. Of the state only the cache is as it was. XLA builds some of a CPU's kernels when they first
-        run, at several times the time of the step itself; a rehearsal puts that before the first step that counts.
+      rehearsed: scalar int32, index of the shape (`engine.shapes.all`) to run `max_steps` steps in, every row acting as
+        if it were active; -1: none. Of the state only the cache is as it was. XLA builds some of a CPU's kernels when
+        they first run, at several times the time of the step itself; a rehearsal puts that before the first step that
+        counts.
     """
     at_start = jnp.sum(state.slots.active)
 
@@ -118,6 +121,15 @@ def run(
         return carry[0] + 1, step(engine, params, carry[1], rehearsed)
 
     return jax.lax.while_loop(goes_on, body, (jnp.int32(0), state))[1]
+
+
+def _rehearsal(engine: Engine, rehearsed: jax.Array | int, *step: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Shape, drafting rows and query tokens of a `step`; of one that rehearses where `rehearsed` names a shape."""
+    drafts = jnp.asarray([shape.kind == "draft" for shape in engine.shapes.all])[jnp.maximum(rehearsed, 0)]
+    rows = (engine.batch,)
+    instead = (jnp.int32(rehearsed), jnp.broadcast_to(drafts, rows), jnp.ones(rows, jnp.int32))
+    index, drafting, queries = (jnp.where(rehearsed >= 0, a, b) for a, b in zip(instead, step, strict=True))
+    return index, drafting, queries
 
 
 def _view(engine: Engine, state: State) -> View:
@@ -209,7 +221,7 @@ def _in_shape(
         return jnp.pad(x, around, constant_values=x.dtype.type(fill))
 
     k, v = (jax.tree.map(lambda x: pad(x, 0 if engine.unrolled else 1), leaves) for leaves in (out.k, out.v))
-    page, offset = pad(page, 0, engine.batch * engine.pages), pad(offset, 0)
+    page, offset = pad(page, 0, _nowhere(engine)), pad(offset, 0)
     width = jnp.int32(0 if shape.kind == "draft" else shape.tokens)
     target, margin = pad(target, 0), pad(margin, 0)
     packed = None
@@ -265,7 +277,12 @@ def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array,
     """Page and offset [T] of each verified token in the cache; a page out of range for padding and drafts."""
     page = slots.table[batch.row, jnp.minimum(batch.position // engine.page_size, engine.pages - 1)]
     verified = batch.valid & ~batch.drafting[batch.row]
-    return jnp.where(verified, page, engine.batch * engine.pages), batch.position % engine.page_size
+    return jnp.where(verified, page, _nowhere(engine)), batch.position % engine.page_size
+
+
+def _nowhere(engine: Engine) -> int:
+    """A page that no cache has: what is written to it is dropped."""
+    return engine.batch * engine.pages
 
 
 def _write(engine: Engine, state: State, done: _Done, drafting: jax.Array) -> State:

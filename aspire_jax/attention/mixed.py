@@ -212,7 +212,7 @@ class XlaAttention:
             weights = weights[:, :1]  # a drafting row's only query
         else:
             last = b.first + jnp.maximum(b.queries - 1, 0)
-            ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
+            ends = b.first[:, None] if self.shape.queries == 1 else jnp.stack([b.first, last], axis=1)
             if self.seen is not None:
                 weights, self.seen = self.seen.of(log_sum_exp(part)[jnp.minimum(ends, q.shape[0] - 1)]), None
             else:

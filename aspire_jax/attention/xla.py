@@ -57,13 +57,16 @@ def over_rows(
 
 
 class Seen(NamedTuple):
-    """What two queries of each row attended to: weights [B, 2, Hkv, G, S] = exp(score - top), top [B, 2, Hkv, G]."""
+    """What E queries of each row attended to: weights [B, E, Hkv, G, S] = exp(score - top), top [B, E, Hkv, G].
+
+    The first and the last, or the only one.
+    """
 
     weights: jax.Array
     top: jax.Array
 
     def of(self, lse: jax.Array) -> jax.Array:
-        """Softmax weights [B, 2, Hkv, G, S] under the log-sum-exp over all keys [B, 2, Hkv, G]."""
+        """Softmax weights [B, E, Hkv, G, S] under the log-sum-exp over all keys [B, E, Hkv, G]."""
         return self.weights * jnp.exp(self.top - lse)[..., None]
 
 
@@ -78,14 +81,15 @@ def over_rows_keeping(
     queries, group = q.shape[1], q.shape[3]
     keys, values = rows_view(k, table, consecutive), rows_view(v, table, consecutive)
     visible = jnp.arange(keys.shape[2])[None, None, None, :] < lengths[None, :, None, None]
-    column = last[:, None] * group + jnp.arange(group, dtype=jnp.int32)[None]  # [B, G]
-    column = jnp.concatenate([jnp.broadcast_to(jnp.arange(group, dtype=jnp.int32)[None], column.shape), column], axis=1)
-    part, ends = attend_keeping(heads_first(q), keys, values, visible, column[None])  # [Hkv, B, 2 * G, S]
-    tops = jnp.take_along_axis(part.top, column[None], axis=2)
-    heads, rows, _, tokens = ends.shape
+    ends = last[:, None] if queries == 1 else jnp.stack([jnp.zeros_like(last), last], axis=1)
+    column = ends[:, :, None] * group + jnp.arange(group, dtype=jnp.int32)[None, None]  # [B, E, G]
+    column = column.reshape(1, column.shape[0], -1)
+    part, weights = attend_keeping(heads_first(q), keys, values, visible, column)  # [Hkv, B, E * G, S]
+    tops = jnp.take_along_axis(part.top, column, axis=2)
+    heads, rows, _, tokens = weights.shape
     seen = Seen(
-        ends.reshape(heads, rows, 2, group, tokens).transpose(1, 2, 0, 3, 4),
-        tops.reshape(heads, rows, 2, group).transpose(1, 2, 0, 3),
+        weights.reshape(heads, rows, -1, group, tokens).transpose(1, 2, 0, 3, 4),
+        tops.reshape(heads, rows, -1, group).transpose(1, 2, 0, 3),
     )
     return rows_first(part, queries), seen
 

@@ -39,7 +39,9 @@ class AdaptiveState:
     Attributes:
       likelihood: how likely drafts are to be accepted.
       kind: [B, d_max] class of each held draft's confidence; made: [B] drafts held.
-      tokens, seconds: scalars, fading sums over the steps so far; their ratio is lambda.
+      tokens, seconds: scalars, fading sums over the steps so far: tokens per active row, and time. Their ratio times
+        the rows is lambda; by row, so that a batch whose rows end one by one does not value time by what more rows made
+        of it.
       idle: scalar int32, steps since a draft was last made.
       ledger: what speculation has cost and brought.
     """
@@ -104,7 +106,7 @@ class AdaptiveDraftLength:
         plain = regret.plain_seconds(view)
         rows = jnp.maximum(jnp.sum(view.active), 1).astype(jnp.float32)
         # Plain decoding is always to be had, so time is never worth less.
-        pace = jnp.maximum(state.tokens / jnp.maximum(state.seconds, 1e-30), rows / plain)
+        pace = rows * jnp.maximum(state.tokens / jnp.maximum(state.seconds, 1e-30), 1 / plain)
         tokens = self._tokens(view, hoped, survival, alpha)
         allowed = regret.may_try(state.ledger, view, jnp.sum(hoped), self.regret_share, self.regret_steps)
         allowed |= jnp.any(view.drafted > 0)
@@ -124,11 +126,12 @@ class AdaptiveDraftLength:
         )
         place = jnp.arange(self.d_max, dtype=jnp.int32)[None] == state.made[:, None]
         kind = likelihood.class_of(outcome.signals.margin)
+        rows = jnp.maximum(jnp.sum(outcome.active), 1).astype(jnp.float32)
         return AdaptiveState(
             likelihood=after,
             kind=jnp.where(place & outcome.drafted[:, None], kind[:, None], state.kind),
             made=jnp.where(outcome.verified, 0, state.made + outcome.drafted.astype(jnp.int32)),
-            tokens=np.float32(_PACE) * state.tokens + jnp.sum(outcome.emitted).astype(jnp.float32),
+            tokens=np.float32(_PACE) * state.tokens + jnp.sum(outcome.emitted).astype(jnp.float32) / rows,
             seconds=np.float32(_PACE) * state.seconds + outcome.seconds,
             idle=jnp.where(jnp.any(outcome.drafted), 0, state.idle + 1),
             ledger=regret.entered(state.ledger, outcome, _LEDGER),

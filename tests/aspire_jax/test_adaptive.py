@@ -14,7 +14,7 @@ from aspire_jax.draft_length import AdaptiveDraftLength, AdaptiveState, likeliho
 from aspire_jax.signals import unknown
 
 from . import tiny
-from .policies import B, decide, outcome, view
+from .policies import CAPACITY, B, decide, outcome, view
 
 # Reading is all that costs: a draft reads 128 + 1024 / 32 tokens where a verification reads 1024.
 READ = (0.0, 0.0, 1e-3, 0.0)
@@ -114,13 +114,26 @@ def test_rows_that_march_wait_for_each_other() -> None:
     assert decide(policy, state, view(8, READ, mixed=False, limit=[8, 8, 8, 0])) == "DDD-"
 
 
+def test_a_lone_row_is_not_held_to_the_pace_of_four() -> None:
+    """A step costs the same for one row as for four, and so it drafts as they did."""
+    policy = AdaptiveDraftLength(d_max=8)
+    state, update = seen(policy, [95] * B, [100] * B), jax.jit(policy.update)
+    four = outcome(verified=[True] * B, drafts=[3] * B, accepted=[3] * B, emitted=[4] * B, seconds=1.5, plain_seconds=1)
+    for _ in range(50):
+        state = update(state, four)
+    batched = {"dense": True, "mixed": False, "lengths": [CAPACITY] * B}
+    prices = (0.25, 0.0, 0.75 / (B * CAPACITY), 0.0)
+    assert decide(policy, state, view(8, prices, **batched)) == "DDDD"
+    assert decide(policy, state, view(8, prices, active=[True] + [False] * 3, **batched))[0] == "D"
+
+
 def test_best_length_by_enumeration() -> None:
     """The row drafts while tokens - lambda * time, over all lengths still possible, is best at a longer one."""
     policy = AdaptiveDraftLength(d_max=6, confidence=False)
     step, token, read, pair = prices = (0.02, 0.01, 1e-3, 1e-6)
     lengths, chosen = set(), 128 + 1024 / 32
     for alpha in (0.3, 0.6, 0.8, 0.9, 0.97):
-        state = seen(policy, [alpha * 1e6] * B, [1e6] * B, tokens=jnp.float32(PACE), seconds=jnp.float32(1.0))
+        state = seen(policy, [alpha * 1e6] * B, [1e6] * B, tokens=jnp.float32(PACE / B), seconds=jnp.float32(1.0))
 
         def value(g: int, alpha: float = alpha) -> float:
             tokens = sum(alpha**j for j in range(g + 1))
