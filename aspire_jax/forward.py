@@ -16,9 +16,10 @@ import numpy as np
 
 from aspire_jax import cache as kv
 from aspire_jax import model
+from aspire_jax.attention.interface import Attention
 from aspire_jax.attention.mixed import ReproducibleAttention, XlaAttention
 from aspire_jax.attention.pallas import PallasAttention
-from aspire_jax.attention.softmax import Partial, normalise
+from aspire_jax.attention.softmax import normalise
 from aspire_jax.context import Scores
 from aspire_jax.engine import Engine, State
 from aspire_jax.params import Params
@@ -90,8 +91,8 @@ def pack(engine: Engine, state: State, drafting: jax.Array, queries: jax.Array, 
     return Batch(drafting, queries, row, query, first, valid, tokens[row, place], s.length[row] + place)
 
 
-# How attention is computed. Each is made for one step and has `cache`, `attend` and `measure`.
-_ATTENTION: dict[str, type[XlaAttention] | type[PallasAttention]] = {
+# How attention is computed.
+_ATTENTION: dict[str, type[Attention]] = {
     "xla": XlaAttention,
     "pallas": PallasAttention,
     "reproducible": ReproducibleAttention,
@@ -138,7 +139,7 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
                 found, beyond = attention.measure(q, part, _index(engine, layer), current)
                 masses.append(found[None])
                 outside += [] if beyond is None else [beyond]
-            recalls.append(_recall(attention, q, part, _index(engine, layer), plan.sets[layer]))
+            recalls.append(attention.recall(q, part, _index(engine, layer), plan.sets[layer]))
             if layer in refreshing and plan.same_step:
                 mass = masses[-1][:, :, 0] if instrumented else masses[-1]
                 scores = Scores((layer,), mass, drafts[None], state.slots.length)
@@ -174,19 +175,10 @@ def _index(engine: Engine, layer: int) -> int | jax.Array:
     return layer if engine.unrolled else jnp.int32(layer)
 
 
-def _recall(
-    attention: XlaAttention | PallasAttention, q: jax.Array, part: Partial, layer: int | jax.Array, set_index: Any
-) -> jax.Array | None:
-    """One layer's recall, None unless this is an instrumented verification."""
-    if isinstance(attention, XlaAttention) and attention.instrumented:
-        return attention.recall(q, part, layer, set_index)
-    return None
-
-
 def _scanned(
     engine: Engine,
     params: Params,
-    attention: XlaAttention | PallasAttention,
+    attention: Attention,
     tokens: model.Tokenwise,
     x: jax.Array,
     rotation: jax.Array,
@@ -203,7 +195,7 @@ def _scanned(
         q, k, v = tokens.project(weights, x, rotation)
         part = attention.attend(q, k, v, layer, sets[layer], False, served)
         mass = attention.measure(q, part, layer, None)[0] if measured else None
-        recall = _recall(attention, q, part, layer, sets[layer])
+        recall = attention.recall(q, part, layer, sets[layer])
         return tokens.finish(weights, x, normalise(part)), (k, v, mass, recall)
 
     x, (k, v, mass, recall) = model.through_layers(one, x, start, stop)

@@ -14,6 +14,7 @@ from aspire_jax import cache as kv
 from aspire_jax import instrument, signals
 from aspire_jax.attention import reproducible as exact
 from aspire_jax.attention import xla
+from aspire_jax.attention.interface import Attention
 from aspire_jax.attention.softmax import Partial, attend, log_sum_exp, merge, nothing
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ _New = tuple[jax.Array, jax.Array, jax.Array]
 _Pages = tuple[jax.Array, jax.Array]
 
 
-class XlaAttention:
-    """Attention of one step, as `forward` asks for it; what is the same for all layers is computed once, here.
+class XlaAttention(Attention):
+    """See `Attention`.
 
     Attributes:
       cache: the cache, as a step's loops hand it back (see `xla.over_tiles`).
@@ -160,7 +161,7 @@ class XlaAttention:
         refresh: bool,
         served: Any,
     ) -> Partial:
-        """All packed tokens' attention in one layer, unnormalised. q: [T, Hkv, G, D]; k, v: [T, Hkv, D]."""
+        """See `Attention.attend`."""
         e, b = self.engine, self.batch
         if self.shape.kind == "draft":
             near = self.recent(q, k, v, layer)
@@ -195,16 +196,7 @@ class XlaAttention:
     def measure(
         self, q: jax.Array, part: Partial, layer: int | jax.Array, selection: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Every acting row's attention to its committed tokens, by its first and its last query token.
-
-        Args:
-          q: [T, Hkv, G, D]; part: over [T, Hkv, G].
-          selection: see `signals.outside_of`; None where nobody asks.
-
-        Returns:
-          Page scores (see `Scores.mass`, one layer's; of an instrumented verification those of all queries apart, on an
-          axis behind B), and the attention outside the selection [B].
-        """
+        """See `Attention.measure`."""
         b, heads, size = self.batch, self.engine.plan.heads, self.engine.page_size
         if self.instrumented:
             weights = self.all_weights(q, part, layer)
@@ -234,8 +226,10 @@ class XlaAttention:
             q, part, layer, self.batch.first[:, None] + jnp.arange(self.shape.queries, dtype=jnp.int32)[None]
         )
 
-    def recall(self, q: jax.Array, part: Partial, layer: int | jax.Array, set_index: Any) -> jax.Array:
-        """One layer's recall [B, d_max] of the drafts' selections."""
+    def recall(self, q: jax.Array, part: Partial, layer: int | jax.Array, set_index: Any) -> jax.Array | None:
+        """See `Attention.recall`."""
+        if not self.instrumented:
+            return None
         return instrument.recall(self.engine, self.state, self.all_weights(q, part, layer), set_index)
 
 

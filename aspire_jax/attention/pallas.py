@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 import pallas_kernels as pk
 from aspire_jax import cache as kv
+from aspire_jax.attention.interface import Attention
 from aspire_jax.attention.softmax import Partial
 from aspire_jax.config import ModelConfig
 from aspire_jax.signals import outside_of
@@ -38,8 +39,8 @@ def unserved(config: ModelConfig, platform: str, interpret: bool) -> str | None:
     return None
 
 
-class PallasAttention:
-    """Attention of one step, as `forward` asks for it; what is the same for all layers is computed once, here.
+class PallasAttention(Attention):
+    """See `Attention`; engines with kernels are not instrumented.
 
     Attributes:
       cache: the cache, unchanged.
@@ -97,7 +98,7 @@ class PallasAttention:
         refresh: bool,
         served: Any,
     ) -> Partial:
-        """All packed tokens' attention in one layer. q: [T, Hkv, G, D]; k, v: [T, Hkv, D]."""
+        """See `Attention.attend`."""
         kind, layer = self.shape.kind, jnp.asarray(layer, jnp.int32)
         parts = []
         if kind != "draft":
@@ -115,7 +116,7 @@ class PallasAttention:
     def measure(
         self, q: jax.Array, part: Partial, layer: int | jax.Array, selection: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Page scores, and where `selection` is given the mass outside it; as `forward` asks every implementation."""
+        """See `Attention.measure`."""
         b = self.batch
         last = b.first + jnp.maximum(b.queries - 1, 0)
         ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
