@@ -7,7 +7,7 @@ import json
 import pytest
 
 from aspire_jax.comparing import Arrival
-from bench import machine, throughput, throughput_report
+from bench import machine, throughput, throughput_cell, throughput_report
 
 SMALL = "d_max=3", "gamma_init=2", "k_min=2", "recent=1"
 
@@ -51,6 +51,7 @@ def test_all_figures_of_replayed_and_continuous_batches(bench, tmp_path):
         assert plain["bytes_per_token"] > throughput.machine.bytes_read(_model(results), (1, 0, 0, 0)) / 2
     assert len(replayed["methods"]["aspire-fixed"]["speedup"]["values"]) == 2
     assert "2 x" in told.out and "continuous" in told.out
+    assert all(f"50 x 2, replayed: {n} of 2 seeds" in told.out for n in (1, 2))
     table = (tmp_path / "x.md").read_text()
     assert table.count("`aspire-fixed`") == 2 and results["command"] in table and "| 50, continuous | 2 |" in table
     pytest.importorskip("matplotlib")
@@ -85,7 +86,7 @@ def test_time_per_output_token():
         return Arrival(index=index, tokens=tokens, decoding=decoding, waiting=waiting)
 
     # A request's first run counts by itself; later ones with the waiting since the run before.
-    found = throughput.time_per_output_token(
+    found = throughput_cell.time_per_output_token(
         [arrival(0, 2, 0.02, 5.0), arrival(1, 1, 0.02, 5.0), arrival(0, 4, 0.02, 0.04)]
     )
     assert found == {"median": pytest.approx(10.0), "p95": pytest.approx(20.0), "p99": pytest.approx(20.0)}
