@@ -116,6 +116,11 @@ class Engine:
         return self.capacity // self.page_size
 
     @property
+    def nowhere(self) -> int:
+        """A page that no cache has: what is written to it is dropped."""
+        return self.batch * self.pages
+
+    @property
     def block(self) -> int:
         """Keys that are read at a time: by the tile loop many, by the kernels a page's."""
         if self.implementation == "pallas":

@@ -77,7 +77,7 @@ def prefill(
     else:
         _, (ks, vs) = model.through_layers(one, x, 0, c.n_layers)
     page = table[slot, jnp.minimum(position // engine.page_size, engine.pages - 1)]
-    page = jnp.where(place < count, page, engine.batch * engine.pages)
+    page = jnp.where(place < count, page, engine.nowhere)
     offset = position % engine.page_size
     if engine.implementation == "pallas":
         cache = kv.KVCache(*pallas.write(engine, old.k, old.v, (ks, vs), page, offset))

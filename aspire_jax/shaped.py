@@ -82,7 +82,7 @@ def in_shape(
         return jnp.pad(x, around, constant_values=x.dtype.type(fill))
 
     k, v = (jax.tree.map(lambda x: pad(x, 0 if engine.unrolled else 1), leaves) for leaves in (out.k, out.v))
-    page, offset = pad(page, 0, nowhere(engine)), pad(offset, 0)
+    page, offset = pad(page, 0, engine.nowhere), pad(offset, 0)
     width = jnp.int32(0 if shape.kind == "draft" else shape.tokens)
     target, margin = pad(target, 0), pad(margin, 0)
     packed = None
@@ -103,12 +103,7 @@ def _destination(engine: Engine, slots: Slots, batch: Batch) -> tuple[jax.Array,
     """Page and offset [T] of each verified token in the cache; a page out of range for padding and drafts."""
     page = slots.table[batch.row, jnp.minimum(batch.position // engine.page_size, engine.pages - 1)]
     verified = batch.valid & ~batch.drafting[batch.row]
-    return jnp.where(verified, page, nowhere(engine)), batch.position % engine.page_size
-
-
-def nowhere(engine: Engine) -> int:
-    """A page that no cache has: what is written to it is dropped."""
-    return engine.batch * engine.pages
+    return jnp.where(verified, page, engine.nowhere), batch.position % engine.page_size
 
 
 def _observe(engine: Engine, batch: Batch, out: Forward, shape: Shape) -> Any:

@@ -25,7 +25,7 @@ from aspire_jax.params import Params
 from aspire_jax.resolve import resolve
 from aspire_jax.sampling import draw
 from aspire_jax.sampling.rows import Sampling
-from aspire_jax.shaped import Done, in_shape, no_step, nowhere
+from aspire_jax.shaped import Done, in_shape, no_step
 from aspire_jax.upkeep import renew, select, write
 
 
@@ -54,7 +54,7 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
     else:  # Nothing would be left of a switch of one branch, and a cache that is read outside any branch is copied.
         idle = functools.partial(no_step, branches[0])
         done = jax.lax.cond(jnp.any(queries > 0), branches[0], idle, *operands)
-    done = done._replace(page=jnp.where(rehearses, nowhere(engine), done.page))
+    done = done._replace(page=jnp.where(rehearses, engine.nowhere, done.page))
     verified = (queries > 0) & ~drafting
     sampling, drawn = _draw(engine, state, done, drafting)
     commit = resolve(engine, state.slots, drafting, verified, done.first, drawn.token, drawn.margin)

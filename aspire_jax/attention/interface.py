@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from aspire_jax.attention.softmax import Partial
 
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
     from aspire_jax.engine import Engine, State
     from aspire_jax.forward import Batch
     from aspire_jax.shapes import Shape
+
+
+def ends(batch: Batch, shape: Shape) -> jax.Array:
+    """Packed index [B, E] of each row's first and last query token; of the only one where a row may bring no more."""
+    if shape.queries == 1:
+        return batch.first[:, None]
+    return jnp.stack([batch.first, batch.first + jnp.maximum(batch.queries - 1, 0)], axis=1)
 
 
 class Attention(Protocol):

@@ -14,7 +14,7 @@ from aspire_jax import cache as kv
 from aspire_jax import instrument, signals
 from aspire_jax.attention import reproducible as exact
 from aspire_jax.attention import xla
-from aspire_jax.attention.interface import Attention
+from aspire_jax.attention.interface import Attention, ends
 from aspire_jax.attention.softmax import Partial, attend, log_sum_exp, merge, nothing
 
 if TYPE_CHECKING:
@@ -197,18 +197,17 @@ class XlaAttention(Attention):
         self, q: jax.Array, part: Partial, layer: int | jax.Array, selection: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
         """See `Attention.measure`."""
-        b, heads, size = self.batch, self.engine.plan.heads, self.engine.page_size
+        heads, size = self.engine.plan.heads, self.engine.page_size
         if self.instrumented:
             weights = self.all_weights(q, part, layer)
             pages = jax.vmap(lambda w: page_mass(w[:, None], heads, size), in_axes=1, out_axes=1)(weights)
             weights = weights[:, :1]  # a drafting row's only query
         else:
-            last = b.first + jnp.maximum(b.queries - 1, 0)
-            ends = b.first[:, None] if self.shape.queries == 1 else jnp.stack([b.first, last], axis=1)
+            asked = ends(self.batch, self.shape)
             if self.seen is not None:
-                weights, self.seen = self.seen.of(log_sum_exp(part)[jnp.minimum(ends, q.shape[0] - 1)]), None
+                weights, self.seen = self.seen.of(log_sum_exp(part)[jnp.minimum(asked, q.shape[0] - 1)]), None
             else:
-                weights = self.weights(q, part, layer, ends)
+                weights = self.weights(q, part, layer, asked)
             pages = page_mass(weights, heads, size)
         return pages, None if selection is None else signals.outside_of(weights, selection, size)
 

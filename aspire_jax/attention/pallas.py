@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import pallas_kernels as pk
 from aspire_jax import cache as kv
-from aspire_jax.attention.interface import Attention
+from aspire_jax.attention.interface import Attention, ends
 from aspire_jax.attention.softmax import Partial
 from aspire_jax.config import ModelConfig
 from aspire_jax.signals import outside_of
@@ -117,14 +117,11 @@ class PallasAttention(Attention):
         self, q: jax.Array, part: Partial, layer: int | jax.Array, selection: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
         """See `Attention.measure`."""
-        b = self.batch
-        last = b.first + jnp.maximum(b.queries - 1, 0)
-        ends = jnp.stack([b.first, last], axis=1) if self.shape.kind != "draft" else b.first[:, None]
-        ends = jnp.minimum(ends, q.shape[0] - 1)
+        asked = jnp.minimum(ends(self.batch, self.shape), q.shape[0] - 1)
 
         def scores(heads: Any) -> jax.Array:
             return pk.page_scores(
-                q[ends], part.top[ends], self.k, jnp.asarray(layer, jnp.int32), self.whole,
+                q[asked], part.top[asked], self.k, jnp.asarray(layer, jnp.int32), self.whole,
                 heads=heads, implementation=self.engine.kernels,
             )  # fmt: skip
 

@@ -81,9 +81,8 @@ def test_a_rehearsal_runs_every_shape_and_keeps_the_cache(method: str) -> None:
     cache = programs.rehearse(made, engine, params_of, state)
     assert made.rehearsed and len(seen) == len(engine.shapes.all) >= 2
     assert np.asarray(seen[-1].shape_steps).tolist() == [1] * len(engine.shapes.all)
-    assert (
-        np.asarray(seen[-1].slots.steps).tolist() == [len(engine.shapes.all)] * engine.batch
-    )  # every row acts in each
+    acted = np.asarray(seen[-1].slots.steps)  # every row in each
+    assert acted.tolist() == [len(engine.shapes.all)] * engine.batch
     assert all((np.asarray(x) == 3).all() for x in jax.tree.leaves(cache))
     assert not np.asarray(blank.slots.active).any()
     # Without it, a state without active rows takes no step.
