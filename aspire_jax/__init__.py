@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from aspire_jax import pure
     from aspire_jax.config import ModelConfig, RopeConfig
     from aspire_jax.errors import InputError
+    from aspire_jax.host import Stream
     from aspire_jax.loading import Model, load
     from aspire_jax.methods import METHODS, Method
     from aspire_jax.request import Request
     from aspire_jax.results import Chunk, Completion, Report, Stats, TokenLogprob
-    from aspire_jax.serving import Stream, generate, stream
+    from aspire_jax.serving import generate, stream
 
 __all__ = [
     "METHODS",
@@ -56,7 +57,7 @@ _HOME = {
     "Request": "request",
     "RopeConfig": "config",
     "Stats": "results",
-    "Stream": "serving",
+    "Stream": "host",
     "TokenLogprob": "results",
     "generate": "serving",
     "load": "loading",

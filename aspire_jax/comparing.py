@@ -16,10 +16,10 @@ from aspire_jax.cache import KVCache
 from aspire_jax.costs import Fit
 from aspire_jax.draft_length import OracleDraftLength
 from aspire_jax.engine import Engine
+from aspire_jax.host import Stream
 from aspire_jax.loading import Model
 from aspire_jax.request import Prepared
 from aspire_jax.results import Completion, Report, ratio
-from aspire_jax.serving import Stream
 from aspire_jax.sizing import engine_for
 from aspire_jax.tracing import Replay, record_pass
 

@@ -9,7 +9,7 @@ from aspire_jax.results import Completion
 
 
 class Hooks(Protocol):
-    """Called by `serving.Stream` between runs of steps, in the order in which requests take and leave slots."""
+    """Called by `host.Stream` between runs of steps, in the order in which requests take and leave slots."""
 
     def admitted(self, state: Any, slot: int, request: Prepared) -> Any:
         """The draft-length policy's state, changed or not, now that `request` starts in row `slot`."""

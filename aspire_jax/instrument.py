@@ -50,7 +50,9 @@ def read(engine: Engine, state: State, after: State, drafting: jax.Array) -> jax
 
     Where layers are served within the step, the selection of the last of them stands for all.
     """
-    used = after.selection if engine.plan.same_step else state.selection
+    used = state.selection
+    if engine.plan.same_step:
+        used = engine.context.select(after.context, state.slots.length, engine.room)
     place = jnp.arange(engine.d_max, dtype=jnp.int32)[:, None] == state.slots.drafted[None]
     now = (place & drafting[None]).reshape(engine.d_max, 1, -1, *(1,) * (used.ndim - 2))
     return jnp.where(now, used[None], state.read)

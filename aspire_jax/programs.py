@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from aspire_jax import engine as engine_lib
-from aspire_jax import observation
+from aspire_jax import observation, prefix
 from aspire_jax import prefill as prefill_lib
 from aspire_jax import step as step_lib
 from aspire_jax.cache import KVCache
@@ -53,9 +53,9 @@ def compiler_options(engine: Engine, launch: str = LAUNCH) -> dict[str, bool | s
 
 @dataclasses.dataclass(eq=False)
 class Programs:
-    """Compiled `init`, `prefill`, `admit`, `observe_prompt` and `run`, without the static engine argument.
+    """Compiled `init`, `prefill`, `copy_prefix`, `admit`, `observe_prompt` and `run`.
 
-    The state is donated.
+    Without the static engine argument; the state is donated.
 
     Attributes:
       home: where state lives.
@@ -68,6 +68,7 @@ class Programs:
     init: Any
     blank: Any
     prefill: Any
+    copy_prefix: Any
     admit: Any
     run: Any
     observe: Any = None
@@ -106,6 +107,7 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
         "init": _lowered(engine_lib.init, engine, cost),
         "blank": _lowered(_without_cache, engine, cost),
         "prefill": _lowered(prefill_lib.prefill, engine, params, state, number, ints(chunk), number, number, donate=1),
+        "copy_prefix": _lowered(prefix.copy, engine, state, number, number, number, donate=0),
         "admit": _lowered(
             prefill_lib.admit, engine, state, number, number, number, number, ints(engine.max_stop), settings, donate=0
         ),

@@ -3,6 +3,7 @@
     engine = pure.configure(config, "aspire", batch=8, capacity=8192, max_new=128)
     state = pure.init(engine, pure.CostModel(coefficients))
     state = pure.prefill(engine, params, state, slot, tokens, start, count)     for every chunk of a prompt
+    state = pure.copy_prefix(engine, state, source, slot, count)                where another slot holds its beginning
     state = pure.admit(engine, state, slot, length, pending, max_new, stop)
     state = pure.observe_prompt(engine, params, state, slot, tokens, count)     where engine.plan.prompt_window is not 0
     state = pure.run(engine, params, state, max_steps, until_finished)          or pure.step, one at a time
@@ -22,6 +23,7 @@ from aspire_jax.methods import METHODS, Method, configure
 from aspire_jax.observation import observe_prompt, window_of
 from aspire_jax.params import unstack
 from aspire_jax.prefill import admit, chunks, prefill
+from aspire_jax.prefix import copy as copy_prefix
 from aspire_jax.sampling.params import SamplingParams, settings
 from aspire_jax.sampling.rows import Settings, Support
 from aspire_jax.step import run, step
@@ -43,6 +45,7 @@ __all__ = [
     "admit",
     "chunks",
     "configure",
+    "copy_prefix",
     "init",
     "observe_prompt",
     "prefill",

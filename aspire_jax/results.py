@@ -148,7 +148,7 @@ class Report:
     Attributes:
       stage: "compile", "prefill" or "decode", whichever goes on.
       requests, finished: completions asked for (a request may ask for several), and finished.
-      prompt_tokens: tokens to prefill; prefilled: those done.
+      prompt_tokens: tokens to prefill; prefilled: those computed; reused: those another prompt had in common, copied.
       completion_tokens: tokens of the completions so far; planned_tokens: most that may come.
       steps: steps of the batch.
       drafted, accepted, verifications, emitted: sums of `Stats`.
@@ -162,6 +162,7 @@ class Report:
     finished: int = 0
     prompt_tokens: int = 0
     prefilled: int = 0
+    reused: int = 0
     completion_tokens: int = 0
     planned_tokens: int = 0
     steps: int = 0

@@ -1,49 +1,25 @@
-"""The host's side of decoding: admits prompts into slots, runs steps, hands out text, refills finished slots.
+"""Serving prompts: all their answers at once, or pieces of them as they come.
 
-    generate(model, prompts)     all answers, in the order of the prompts
-    stream(model, prompts)       pieces of answers as they come; its `report` has the figures of the run
-
-The loop on the device (`step.run`) knows nothing of text or of waiting prompts; everything here happens between runs.
+generate(model, prompts)     all answers, in the order of the prompts
+stream(model, prompts)       pieces of answers as they come; its `report` has the figures of the run
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
-
-import jax
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aspire_jax import costs, methods
-from aspire_jax.answers import Row, completion
-from aspire_jax.cache import KVCache
-from aspire_jax.engine import RUNNING, STOP, Engine, State
-from aspire_jax.hooks import Hooks
+from aspire_jax.host import ProgressCallback, Stream
 from aspire_jax.loading import Model
-from aspire_jax.observation import window_of
-from aspire_jax.prefill import chunks
-from aspire_jax.programs import Programs, compiled, rehearse
-from aspire_jax.request import Prepared, prepare
-from aspire_jax.results import Chunk, Completion, Report, Stats
-from aspire_jax.sampling import params as sampling_params
+from aspire_jax.request import prepare
+from aspire_jax.results import Completion
 from aspire_jax.sampling.params import SamplingFields
 from aspire_jax.sampling.rows import Acceptance
-from aspire_jax.sizing import machine_prior
-from aspire_jax.transcript import Transcript
+from aspire_jax.tracing import engine_and_hooks
 
 if TYPE_CHECKING:
     from aspire_jax.tracing import Trace
-
-# Tokens of a prompt that one call prefills; the fastest on a CPU.
-CHUNK = 256
-# Steps between two looks of the host: often enough for text to flow and stop strings to be noticed, seldom enough
-# to cost nothing.
-RUN_STEPS = 16
-
-ProgressCallback = Callable[[Report], None]
 
 
 def generate(model: Model, prompts: Iterable[Any], **arguments: Any) -> list[Completion]:
@@ -106,8 +82,6 @@ def stream(
         max_length=max_length,
         sampling=dict(sampling),
     )
-    from aspire_jax.tracing import engine_and_hooks  # which imports this module
-
     engine, hooks = engine_and_hooks(
         model,
         requests,
@@ -120,210 +94,3 @@ def stream(
         acceptance=acceptance,
     )
     return Stream(model, requests, engine, fit=fit, progress=progress, hooks=hooks)
-
-
-class Stream(Iterator[Chunk]):
-    """An iterator of `Chunk`s; answers come in the order in which they finish.
-
-    Attributes:
-      report: the figures of the run so far.
-      fit: the cost model's fit, which a later call may go on with.
-      progress: the callback; may be set before the first chunk is asked for.
-      cache: after the last chunk, the cache, if it was to be kept.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        requests: Sequence[Prepared],
-        engine: Engine,
-        *,
-        fit: costs.Fit | None = None,
-        progress: ProgressCallback | None = None,
-        cache: KVCache | None = None,
-        keep_cache: bool = False,
-        hooks: Hooks | None = None,
-    ) -> None:
-        """Begins nothing yet: the first chunk asked for compiles and prefills.
-
-        Args:
-          model, requests, engine: as `prepare` and `engine_for` made them.
-          fit, progress: as `stream`.
-          cache: one that already holds the prompts, request i in slot i; it is taken over (donated).
-          keep_cache: hand the cache out at the end, in place of freeing it.
-          hooks: called where a request takes or leaves a slot.
-        """
-        if cache is not None and len(requests) > engine.batch:
-            raise ValueError(f"cache: {len(requests)} requests, expected no more than its {engine.batch} slots")
-        self.report = Report(
-            requests=len(requests),
-            prompt_tokens=sum(len(r.tokens) - 1 for r in requests) if cache is None else 0,
-            planned_tokens=sum(r.max_new for r in requests),
-        )
-        self.fit = costs.Fit(machine_prior(model)) if fit is None else fit
-        self.cache: KVCache | None = cache
-        self._model, self._engine, self._keep, self._hooks = model, engine, keep_cache, hooks
-        self.progress = progress
-        self._queue = collections.deque(requests)
-        self._rows: list[Row | None] = [None] * engine.batch
-        self._finished = Stats(steps=0, drafted=0, accepted=0, verifications=0, emitted=0)
-        self._chunks: Generator[Chunk] = self._serve()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Chunk:
-        return next(self._chunks)
-
-    def collect(self) -> list[Completion]:
-        """Runs to the end; the completions that were still to come, in the order of the prompts."""
-        done = [chunk.completion for chunk in self if chunk.completion is not None]
-        return sorted(done, key=lambda completion: (completion.index, completion.choice))
-
-    def close(self) -> None:
-        """Stops, and frees the slots' memory."""
-        self._chunks.close()
-
-    def _serve(self) -> Generator[Chunk]:
-        prefilled = self.cache is not None
-        self._tell("compile")
-        started = time.perf_counter()
-        programs = compiled(self._engine, self._model.params, CHUNK)
-        cost = costs.CostModel(jax.device_put(self.fit.coefficients, programs.home))
-        if prefilled:
-            state = dataclasses.replace(programs.blank(cost), cache=self.cache)
-            self.cache = None
-        else:
-            state = programs.init(cost)
-        if not programs.rehearsed:
-            cache = rehearse(programs, self._engine, self._model.params, state)
-            state = dataclasses.replace(programs.blank(cost), cache=cache)
-        self.report.compile_seconds = time.perf_counter() - started
-        while self._queue or any(self._rows):
-            for slot, row in enumerate(self._rows):
-                if row is None and self._queue:
-                    state = self._admit(programs, state, slot, self._queue.popleft(), prefilled)
-            state = self._run(programs, state)
-            state, chunks = self._harvest(programs, state)
-            self._tell("decode")
-            yield from chunks
-        if self._keep:
-            self.cache = state.cache
-
-    def _admit(self, programs: Programs, state: State, slot: int, request: Prepared, prefilled: bool) -> State:
-        """Prefills a prompt into a free slot and starts it."""
-        started = time.perf_counter()
-        row = np.int32(slot)
-        for tokens, start, count in () if prefilled else chunks(request.tokens[:-1], CHUNK):
-            state = programs.prefill(self._model.params, state, row, tokens, np.int32(start), np.int32(count))
-            jax.block_until_ready(state.slots.length)
-            self.report.prefilled += count
-            self._tell("prefill")
-        stop = np.full((self._engine.max_stop,), -1, np.int32)
-        stop[: len(request.stop_ids)] = request.stop_ids
-        length, last = len(request.tokens) - 1, request.tokens[-1]
-        engine, settings = self._engine, None
-        if engine.sampling is not None:
-            settings = sampling_params.settings(
-                engine.sampling, request.sampling, request.tokens, engine.config.vocab_size
-            )
-        state = programs.admit(state, row, np.int32(length), last, np.int32(request.max_new), stop, settings)
-        if programs.observe is not None:
-            window, count = window_of(request.tokens, self._engine.plan.prompt_window)
-            state = programs.observe(self._model.params, state, row, window, np.int32(count))
-        if self._hooks is not None:
-            policy = jax.device_put(self._hooks.admitted(state.draft_length, slot, request), programs.home)
-            state = dataclasses.replace(state, draft_length=policy)
-        self.report.prefill_seconds += time.perf_counter() - started
-        prompt = [int(t) for t in request.tokens[-32:]]
-        transcript = Transcript(self._model.tokenizer, prompt, request.stop, request.sampling.min_tokens)
-        self._rows[slot] = Row(request, transcript)
-        return state
-
-    def _run(self, programs: Programs, state: State) -> State:
-        """A run of steps, timed; the cost model learns from it."""
-        until_finished = 0 if self._queue else self._engine.batch
-        jax.block_until_ready(state.slots.length)
-        started = time.perf_counter()
-        state = programs.run(self._model.params, state, np.int32(RUN_STEPS), np.int32(until_finished), np.int32(-1))
-        work = np.array(state.work)  # waits for the run
-        seconds = time.perf_counter() - started
-        self.fit.update(work, seconds)
-        self.report.decode_seconds += seconds
-        self.report.steps += int(work[0])
-        self.report.work = tuple(a + float(b) for a, b in zip(self.report.work, work, strict=True))
-        self.report.cost = tuple(float(b) for b in self.fit.coefficients)
-        cost = costs.CostModel(jax.device_put(self.fit.coefficients, programs.home))
-        return dataclasses.replace(state, cost=cost, work=jax.device_put(np.zeros_like(work), programs.home))
-
-    def _harvest(self, programs: Programs, state: State) -> tuple[State, list[Chunk]]:
-        """Takes the new tokens out of the slots, ends requests at their stop strings, frees finished slots."""
-        names = (
-            "out",
-            "margin",
-            "held",
-            "emitted",
-            "reason",
-            "active",
-            "steps",
-            "drafted_total",
-            "accepted_total",
-            "verifications",
-        )
-        # Copies: the state is donated to the next run, and on a CPU these would be views of it.
-        slots = {name: np.array(getattr(state.slots, name)) for name in names}
-        chunks, ended = [], False
-        for slot, row in enumerate(self._rows):
-            if row is None:
-                continue
-            reason, emitted = slots["reason"][slot], int(slots["emitted"][slot])
-            before = len(row.transcript.token_ids)
-            row.transcript.push(slots["out"][slot, row.seen : emitted], end_token=reason == STOP)
-            row.seen = emitted
-            row.stats = Stats(
-                steps=int(slots["steps"][slot]),
-                drafted=int(slots["drafted_total"][slot]),
-                accepted=int(slots["accepted_total"][slot]),
-                verifications=int(slots["verifications"][slot]),
-                emitted=emitted,
-            )
-            done = row.transcript.stopped or reason != RUNNING
-            if done:
-                row.transcript.finish()
-            chunk = Chunk(
-                id=row.request.id,
-                index=row.request.index,
-                text=row.transcript.take(final=done),
-                token_ids=row.transcript.token_ids[before:],
-                choice=row.request.choice,
-                completion=completion(row, int(reason), slots, state, slot) if done else None,
-            )
-            self.report.completion_tokens += len(chunk.token_ids)
-            if chunk.completion is not None and self._hooks is not None:
-                self._hooks.finished(state.draft_length, slot, row.request, chunk.completion)
-            if done:
-                ended |= bool(slots["active"][slot])
-                slots["active"][slot] = False
-                self._finished = _sum(self._finished, row.stats)
-                self._rows[slot] = None
-                self.report.finished += 1
-                self.report.planned_tokens -= row.request.max_new - len(row.transcript.token_ids)
-            if chunk.text or chunk.token_ids or done:
-                chunks.append(chunk)
-        total = _sum(self._finished, *(row.stats for row in self._rows if row is not None))
-        for name in ("drafted", "accepted", "verifications", "emitted"):
-            setattr(self.report, name, getattr(total, name))
-        if ended:
-            active = jax.device_put(slots["active"], programs.home)
-            state = dataclasses.replace(state, slots=dataclasses.replace(state.slots, active=active))
-        return state, chunks
-
-    def _tell(self, stage: Literal["compile", "prefill", "decode"]) -> None:
-        self.report.stage = stage
-        if self.progress is not None:
-            self.progress(self.report)
-
-
-def _sum(*stats: Stats) -> Stats:
-    names = [f.name for f in dataclasses.fields(Stats)]
-    return Stats(**{name: sum(getattr(s, name) for s in stats) for name in names})

@@ -3,7 +3,7 @@
     decide    each row drafts one token, verifies its drafts, or waits; the step takes the cheapest shape that fits
     forward   all rows' tokens through one forward (shaped.py, forward.py)
     resolve   drafting rows keep their token; verifying rows commit the accepted prefix and one token of the target
-    upkeep    keys and values go where they belong, and verifying rows get new selections (upkeep.py)
+    upkeep    keys and values go where they belong, and rows about to draft get new selections (upkeep.py)
 
 Source: ASPIRE, arXiv 2609.17943, section 3.
 """
@@ -26,7 +26,7 @@ from aspire_jax.resolve import resolve
 from aspire_jax.sampling import draw
 from aspire_jax.sampling.rows import Sampling
 from aspire_jax.shaped import Done, in_shape, no_step
-from aspire_jax.upkeep import renew, select, write
+from aspire_jax.upkeep import outdated, renew, write
 
 
 def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | int = -1) -> State:
@@ -44,7 +44,7 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
     copied = jnp.any(state.slots.stale & drafting) & engine.copies
     work = shapes.work(index, drafting, queries, view.lengths, view.selected, copied)
     plain = shapes.forecast(jnp.zeros_like(drafting), view.active.astype(jnp.int32), view.lengths, view.selected)
-    if engine.d_max and engine.copies:
+    if engine.d_max:
         state = renew(engine, state, drafting)
     # The branches read the cache and return what is to be written: a buffer that a branch updates itself is copied.
     branches = [functools.partial(in_shape, engine, shape) for shape in shapes.all]
@@ -63,7 +63,7 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
     if done.scores is not None:
         context = instrument.observe(engine, state, done.context, done.scores, commit.emitted, drafting)
         done = done._replace(context=context)
-    after = select(engine, write(engine, state, done, drafting), commit.slots, drafting, verified)
+    after = outdated(engine, write(engine, state, done, drafting), commit.slots, drafting, verified)
     if engine.instrumented:
         after = dataclasses.replace(after, read=instrument.read(engine, state, after, drafting))
     outcome = Outcome(
@@ -143,6 +143,7 @@ def _view(engine: Engine, state: State) -> View:
     limit = jnp.where(s.fresh, 0, jnp.clip(left, 0, engine.d_max))
     pages = jnp.sum(state.selection >= 0, axis=-1).astype(jnp.float32)  # [n_sets, B], or of each KV head
     selected = jnp.mean(pages, axis=(0, *range(2, pages.ndim)))  # [B] pages
+    selected = jnp.where(selected > 0, selected, np.float32(engine.selected))  # not selected yet: the most it may be
     selected = jnp.minimum(selected * np.float32(engine.page_size), s.length.astype(jnp.float32))
     return View(s.active, s.drafted, limit, s.length, selected, state.cost, engine.shapes)
 

@@ -1,4 +1,4 @@
-"""What a step leaves behind: keys and values in cache and tail, new selections, and copies of the selected pages."""
+"""What a step leaves behind, and finds: keys and values in cache and tail; selections, and copies of their pages."""
 
 from __future__ import annotations
 
@@ -50,40 +50,43 @@ def _in_tail(engine: Engine, state: State, done: Done, drafting: jax.Array) -> k
     return kv.Tail(k=kv.write(tail.k, k, row, slot), v=kv.write(tail.v, v, row, slot))
 
 
-def select(engine: Engine, state: State, slots: Slots, drafting: jax.Array, verified: jax.Array) -> State:
-    """The state with `slots`, and with new selections where the plan renews them."""
-    if not engine.d_max:
-        return dataclasses.replace(state, slots=slots)
+def outdated(engine: Engine, state: State, slots: Slots, drafting: jax.Array, verified: jax.Array) -> State:
+    """The state with `slots`, where the rows whose selection no longer holds are marked as stale."""
     renewed = drafting | verified if engine.plan.renew == "step" else verified
-
-    def choose(_: jax.Array) -> jax.Array:
-        chosen = engine.context.select(state.context, slots.length, engine.room)
-        return jnp.where(renewed.reshape(1, -1, *(1,) * (chosen.ndim - 2)), chosen, state.selection)
-
-    selection = jax.lax.cond(jnp.any(renewed), choose, lambda old: old, state.selection)
-    slots = dataclasses.replace(slots, stale=slots.stale | renewed)
-    return dataclasses.replace(state, slots=slots, selection=selection)
+    return dataclasses.replace(state, slots=dataclasses.replace(slots, stale=slots.stale | renewed))
 
 
 def renew(engine: Engine, state: State, drafting: jax.Array) -> State:
-    """Copies the selected pages afresh where a row is about to draft from an outdated copy."""
-    stale = state.slots.stale & drafting
+    """New selections, and copies of their pages, where a row is about to draft from outdated ones.
 
-    def gather(state: State) -> kv.KVCache:
-        def one(leaves: kv.Leaves, old: kv.Leaves, layer: int) -> jax.Array:
-            at = layer if engine.unrolled else jnp.int32(layer)
-            if not engine.plan.reads_copy(layer):
-                return kv.leaf(old, at)
-            return kv.selected_view(kv.leaf(leaves, at), state.slots.table, state.selection[engine.plan.sets[layer]])
+    Not before: a row that goes on decoding plainly selects nothing.
+    """
+    stale = state.slots.stale
 
-        def all_layers(leaves: kv.Leaves, old: kv.Leaves) -> kv.Leaves:
-            copies = [one(leaves, old, layer) for layer in range(engine.config.n_layers)]
-            return tuple(copies) if engine.unrolled else jnp.stack(copies)
+    def fresh(state: State) -> tuple[jax.Array, kv.KVCache]:
+        chosen = engine.context.select(state.context, state.slots.length, engine.room)
+        chosen = jnp.where(stale.reshape(1, -1, *(1,) * (chosen.ndim - 2)), chosen, state.selection)
+        return chosen, _copy(engine, state, chosen) if engine.copies else state.compact
 
-        cache, old = state.cache, state.compact
-        return kv.KVCache(all_layers(cache.k, old.k), all_layers(cache.v, old.v))
+    needed = jnp.any(stale & drafting)
+    selection, compact = jax.lax.cond(needed, fresh, lambda s: (s.selection, s.compact), state)
+    # Selected and copied for every row, from each row's current scores and cache: none is outdated now.
+    slots = dataclasses.replace(state.slots, stale=jnp.where(needed, False, stale))
+    return dataclasses.replace(state, selection=selection, compact=compact, slots=slots)
 
-    compact = jax.lax.cond(jnp.any(stale), gather, lambda s: s.compact, state)
-    # The copy was made for every row, from each row's current selection and cache: none is outdated now.
-    fresh_copy = jnp.where(jnp.any(stale), False, state.slots.stale)
-    return dataclasses.replace(state, compact=compact, slots=dataclasses.replace(state.slots, stale=fresh_copy))
+
+def _copy(engine: Engine, state: State, selection: jax.Array) -> kv.KVCache:
+    """The pages of `selection`, copied together where a layer reads them from there."""
+
+    def one(leaves: kv.Leaves, old: kv.Leaves, layer: int) -> jax.Array:
+        at = layer if engine.unrolled else jnp.int32(layer)
+        if not engine.plan.reads_copy(layer):
+            return kv.leaf(old, at)
+        return kv.selected_view(kv.leaf(leaves, at), state.slots.table, selection[engine.plan.sets[layer]])
+
+    def all_layers(leaves: kv.Leaves, old: kv.Leaves) -> kv.Leaves:
+        copies = [one(leaves, old, layer) for layer in range(engine.config.n_layers)]
+        return tuple(copies) if engine.unrolled else jnp.stack(copies)
+
+    cache, old = state.cache, state.compact
+    return kv.KVCache(all_layers(cache.k, old.k), all_layers(cache.v, old.v))

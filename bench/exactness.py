@@ -32,12 +32,12 @@ from aspire_jax.cli.setup import policy_options, positive, use_compile_cache
 from aspire_jax.comparing import NEAR_TIE, Comparison, Run, bit_differences, comparison, follow, in_turns
 from aspire_jax.costs import Fit
 from aspire_jax.errors import InputError
+from aspire_jax.host import Stream
 from aspire_jax.loading import Model
 from aspire_jax.methods import METHODS
 from aspire_jax.request import Prepared, Request, prepare
 from aspire_jax.results import Completion
 from aspire_jax.sampling.params import fresh_seed
-from aspire_jax.serving import Stream
 from aspire_jax.sizing import engine_for
 from bench import command, datasets, machine, plots, scoring
 from bench.datasets import Item

@@ -233,7 +233,7 @@ def loop(name: str, method: str, batch: int, context: int) -> list[dict[str, Any
 def prompt() -> list[dict[str, Any]]:
     """What admits a prompt: a chunk of prefill, and the pass over its end that `magicdec-snapkv` asks for."""
     from aspire_jax import observation, prefill
-    from aspire_jax.serving import CHUNK
+    from aspire_jax.host import CHUNK
 
     made = _engine("Qwen3-8B", "magicdec-snapkv", 12, 32_768)
     window = made[0].plan.prompt_window

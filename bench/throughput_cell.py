@@ -12,9 +12,9 @@ import numpy as np
 from aspire_jax.comparing import NEAR_TIE, Arrival, Run, comparison, follow, in_turns
 from aspire_jax.costs import Fit
 from aspire_jax.engine import Engine
+from aspire_jax.host import Stream
 from aspire_jax.loading import Model
 from aspire_jax.request import Prepared
-from aspire_jax.serving import Stream
 from bench import machine, novelty, spread, workloads
 
 REFERENCE = "autoregressive"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aspire_jax.errors import InputError, written_or_standard
+from aspire_jax.interrupt import terminate_as_interrupt
 from convert.progress import Progress, Reporter, silent
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Converts as `add_arguments` parsed it. Returns the exit code: 0, 2 for bad input, 130 where interrupted."""
     try:
-        with _terminate_as_interrupt(), contextlib.ExitStack() as stack:
+        with terminate_as_interrupt(), contextlib.ExitStack() as stack:
             quiet = args.quiet or args.json == "-"
             progress = silent if quiet else stack.enter_context(Reporter())
             manifest = _convert(args, progress)
@@ -78,24 +78,6 @@ def _describe(error: OSError, dst: str) -> str:
 def _fail(message: str, code: int) -> int:
     print(f"error: {message}", file=sys.stderr)
     return code
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Lets SIGTERM unwind like Ctrl-C, so that temporary files are removed; no change outside the main thread."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,16 +7,15 @@ where it was interrupted. Nothing heavy is imported before the arguments are kno
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from aspire_jax.cli import convert, demo, generate, info, trace
 from aspire_jax.errors import InputError
+from aspire_jax.interrupt import terminate_as_interrupt
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _COMMANDS = {"generate": generate, "trace": trace, "demo": demo, "info": info, "convert": convert}
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # an answer may hold any character, whatever the terminal's encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _terminate_as_interrupt():
+        with terminate_as_interrupt():
             return _COMMANDS[args.command].run(args)
     except InputError as error:
         return fail(str(error))
@@ -82,21 +81,3 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise SystemExit(fail(f"{message} (see {self.prog} --help)"))
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Lets SIGTERM unwind like Ctrl-C, so that what is finished is kept; no change outside the main thread."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -12,10 +12,10 @@ from aspire_jax.cli.journal import Journal, remembered
 from aspire_jax.errors import InputError, written
 
 if TYPE_CHECKING:
+    from aspire_jax.host import Stream
     from aspire_jax.loading import Model
     from aspire_jax.request import Prepared
     from aspire_jax.results import Completion, Report
-    from aspire_jax.serving import Stream
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -199,7 +199,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 
 def _stream(args: argparse.Namespace, model: Model, prepared: list[Prepared], options: dict[str, Any]) -> Stream:
     from aspire_jax import calibration, tracing
-    from aspire_jax.serving import Stream
+    from aspire_jax.host import Stream
 
     try:
         trace = None if args.trace is None else tracing.load(args.trace)

@@ -75,7 +75,7 @@ class Reporter:
 def _amount(report: Report) -> tuple[int, int]:
     if report.stage == "decode":
         return report.completion_tokens, report.planned_tokens
-    return report.prefilled, report.prompt_tokens
+    return report.prefilled + report.reused, report.prompt_tokens
 
 
 def _rates(report: Report) -> str:

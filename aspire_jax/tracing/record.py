@@ -15,11 +15,11 @@ from aspire_jax.cache import KVCache
 from aspire_jax.draft_length import Record, RecordDraftLength
 from aspire_jax.engine import Engine
 from aspire_jax.errors import InputError
+from aspire_jax.host import ProgressCallback, Stream
 from aspire_jax.loading import Model
 from aspire_jax.methods import Method
 from aspire_jax.request import Prepared, prepare
 from aspire_jax.results import Completion
-from aspire_jax.serving import ProgressCallback, Stream
 from aspire_jax.sizing import engine_for
 from aspire_jax.tracing.file import FORMAT, MEASURED, Trace
 
@@ -86,7 +86,7 @@ def record_pass(
     """The oracle's first pass for `engine`, which is the second: the trace, and the cache as it was handed over.
 
     Args:
-      requests, cache: as for `serving.Stream`.
+      requests, cache: as for `host.Stream`.
       method: whose engine it is.
     """
     first = recorder(engine, engine.d_max, "accepted")

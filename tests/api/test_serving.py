@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aspire_jax
-from aspire_jax import Completion, InputError, Model, Request
+from aspire_jax import Completion, InputError, Model, Request, host
 from tests.api import models
 
 METHODS = {
@@ -97,6 +97,31 @@ def test_stream_gives_the_same_in_pieces(model, prompts, plain):
     assert r.emitted == 280 == r.accepted + r.verifications
     assert r.decode_seconds > 0 and r.tokens_per_second == 280 / r.decode_seconds
     assert len(r.cost) == 4 and min(r.cost) > 0
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "drafts"])
+def test_what_prompts_have_in_common_is_prefilled_once(model, monkeypatch, name):
+    """Slots are taken over while others decode; the answers are those of each prompt alone."""
+    monkeypatch.setattr(host, "CHUNK", 16)
+    document, *questions = models.token_prompts(40, 9, 21, 5, 30)
+    prompts = [document + question for question in questions]
+    prompts += [prompts[1], prompts[1][:35], questions[3]]
+    alone = [generate(model, forever([p]), "autoregressive", max_tokens=9)[0] for p in prompts]
+    stream = aspire_jax.stream(model, forever(prompts), max_tokens=9, slots=3, **METHODS[name])
+    for a, b in zip(alone, stream.collect(), strict=True):
+        assert a.token_ids == b.token_ids
+        np.testing.assert_allclose(a.margins, b.margins, atol=1e-5)
+    assert stream.report.prefilled + stream.report.reused == stream.report.prompt_tokens
+    if name == "autoregressive":  # all slots become free at once, so it is known who takes which
+        # Two chunks of the document for each further question, all of the two prompts that were there in whole.
+        assert stream.report.reused == 3 * 32 + len(prompts[4]) - 1 + 34
+
+
+def test_completions_of_one_prompt_prefill_it_once(model, prompts):
+    request = Request(token_ids=prompts[3], n=5, temperature=1.0, seed=1, ignore_eos=True)
+    stream = aspire_jax.stream(model, [request], max_tokens=9, slots=2)
+    assert len({tuple(c.token_ids) for c in stream.collect()}) == 5
+    assert (stream.report.prefilled, stream.report.reused) == (59, 4 * 59)
 
 
 def test_a_stream_may_be_left(model, prompts, plain):

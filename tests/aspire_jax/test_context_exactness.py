@@ -61,7 +61,7 @@ def test_the_selection_fits_its_shape_and_names_pages_once(
     served: tuple[eng.Engine, list[tiny.Answer], eng.State],
 ) -> None:
     engine, _, state = served
-    selection, lengths = np.asarray(state.selection), np.asarray(state.slots.length)
+    selection, lengths = tiny.selection(engine, state), np.asarray(state.slots.length)
     assert selection.shape == engine.selection_shape
     for row, length in enumerate(lengths):
         for pages in selection[:, row].reshape(-1, engine.selected):
@@ -79,7 +79,8 @@ def test_a_draft_reads_the_selected_pages_only(name: str) -> None:
     for slot in range(engine.batch):
         state = tiny.put(engine, weights, state, slot, Request(PROMPTS[3]))
     one = jnp.int32(1)
-    state = tiny.run(engine, weights, state, one, one)  # verifies, and selects
+    state = tiny.run(engine, weights, state, one, one)  # verifies
+    selection = tiny.selection(engine, state)
 
     def drafted(edit: Any) -> np.ndarray:
         changed = jax.tree.map(jnp.copy, state)
@@ -94,7 +95,7 @@ def test_a_draft_reads_the_selected_pages_only(name: str) -> None:
         def edit(layer: int, k: np.ndarray) -> np.ndarray:
             if layer in engine.plan.refresh_layers:
                 return k
-            chosen = np.asarray(state.selection)[engine.plan.sets[layer]]
+            chosen = selection[engine.plan.sets[layer]]
             table = np.asarray(state.slots.table)
             for row in range(engine.batch):
                 for head in range(engine.config.n_kv_heads):

@@ -190,7 +190,7 @@ def test_the_prompt_pages_stay_fixed() -> None:
     seen = []
     while bool(state.slots.active[0]):
         state = tiny.run(engine, weights, state, jnp.int32(1), jnp.int32(4))
-        selection = np.asarray(state.selection)[:, 0].reshape(4, -1)
+        selection = tiny.selection(engine, state)[:, 0].reshape(4, -1)
         seen.append([tuple(sorted(p for p in row if 0 <= p < 35 // 4)) for row in selection])
         assert all(set(range(35 // 4, -(-int(state.slots.length[0]) // 4))) <= set(row) for row in selection)
     assert len(seen) >= 3

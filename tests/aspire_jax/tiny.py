@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import engine as eng
-from aspire_jax import model, observation, params, prefill, step
+from aspire_jax import model, observation, params, prefill, step, upkeep
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, NoContext, RefreshContext
 from aspire_jax.costs import CostModel
@@ -173,6 +173,11 @@ def put(engine: eng.Engine, weights: Any, state: eng.State, slot: int, request: 
         window, count = observation.window_of(prompt, engine.plan.prompt_window)
         state = observe(engine, weights, state, jnp.int32(slot), jnp.asarray(window), jnp.int32(count))
     return state
+
+
+def selection(engine: eng.Engine, state: eng.State) -> np.ndarray:
+    """What each row would read if it drafted now."""
+    return np.asarray(upkeep.renew(engine, state, jnp.ones((engine.batch,), bool)).selection)
 
 
 def answer(state: eng.State, slot: int) -> Answer:
