@@ -45,8 +45,8 @@ format: $(VENV)/.dev  ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.smollm2  ## measure throughput, written as JSON
-	$(BIN)/python -m bench.throughput $(BENCH_ARGS)
+bench: $(VENV)/.smollm2  ## every method at three contexts: hours; BENCH_ARGS=--quick: minutes
+	$(BIN)/python -m bench.throughput --json throughput.json $(BENCH_ARGS)
 
 report: $(VENV)/.dev $(VENV)/.smollm2  ## measure for twenty minutes, written as one HTML page
 	$(BIN)/python -m bench.report $(BENCH_ARGS)

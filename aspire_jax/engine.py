@@ -194,7 +194,7 @@ class Slots:
       pending: [B] the last token emitted (or the prompt's last), not in the cache yet.
       drafts: [B, d_max] drafted tokens; drafted: [B] how many of them count.
       fresh: [B] bool, nothing of this request was measured yet: it must verify first.
-      stale: [B] bool, the compact context no longer matches the selection.
+      stale: [B] bool, the selection (and with it the compact context) no longer holds.
       active: [B] bool; reason: [B] RUNNING, STOP or LENGTH.
       out: [B, max_new] tokens emitted; margin: [B, max_new] float32, how far their logit lay above the second best
         (for a sampled token see `aspire_jax.sampling`); emitted: [B] how many; held: [B, max_new] int8, on a
@@ -234,7 +234,7 @@ class State:
       compact: the selected pages of each row, copied together: k, v per layer [Hkv, B, selected * page_size, D]; no
         tokens where the implementation reads them where they lie.
       selection: [n_sets, B, selected] positions in the page table, -1 where unused; [n_sets, B, Hkv, selected] where
-        the plan has a selection for each KV head.
+        the plan has a selection for each KV head. Of stale rows an old one: `upkeep.renew` makes the next.
       read: [d_max, *selection] the selection that each draft held was made with; [0, ...] unless the engine is
         instrumented.
       slots: the requests.

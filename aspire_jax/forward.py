@@ -58,7 +58,6 @@ class Forward(NamedTuple):
       outside: [B] for drafting rows, see `Signals`; None where the policy does not ask or no layer measures it.
       recall: [B, d_max], see `Outcome`; None unless this is an instrumented verification.
       context: the context policy's state (changed where selections are served within the step).
-      selection: as in the state.
     """
 
     x: jax.Array
@@ -68,7 +67,6 @@ class Forward(NamedTuple):
     outside: jax.Array | None
     recall: jax.Array | None
     context: Any
-    selection: jax.Array
 
 
 def pack(engine: Engine, state: State, drafting: jax.Array, queries: jax.Array, shape: Shape) -> Batch:
@@ -156,10 +154,9 @@ def forward(engine: Engine, params: Params, state: State, batch: Batch, shape: S
         measurement = Scores(layers, jnp.concatenate(masses), jnp.stack(rows), state.slots.length)
     join: Callable[[list[Any]], Any] = tuple if engine.unrolled else (lambda parts: jnp.concatenate(parts))
     missed = sum(outside[1:], start=outside[0]) / np.float32(len(outside)) if outside else None
-    selection = state.selection if served is None else served
     known = [r for r in recalls if r is not None]
     recall = sum(known[1:], start=known[0]) / np.float32(c.n_layers) if known else None
-    return Forward(x, join(ks), join(vs), measurement, missed, recall, context, selection)
+    return Forward(x, join(ks), join(vs), measurement, missed, recall, context)
 
 
 def segments(n_layers: int, measured: set[int], alone: set[int], unrolled: bool) -> list[tuple[int, int]]:

@@ -73,7 +73,7 @@ class Stream(Iterator[Chunk]):
             raise ValueError(f"cache: {len(requests)} requests, expected no more than its {engine.batch} slots")
         self.report = Report(
             requests=len(requests),
-            prompt_tokens=sum(len(r.tokens) - 1 for r in requests) if cache is None else 0,
+            prompt_tokens=sum(len(r.tokens) - 1 for r in requests),
             planned_tokens=sum(r.max_new for r in requests),
         )
         self.fit = costs.Fit(machine_prior(model)) if fit is None else fit
@@ -83,6 +83,8 @@ class Stream(Iterator[Chunk]):
         self._queue = collections.deque(requests)
         self._rows: list[Row | None] = [None] * engine.batch
         self._held = [np.zeros((0,), np.int32)] * engine.batch  # what was prefilled into each slot
+        if cache is not None:
+            self._held[: len(requests)] = [r.tokens[:-1] for r in requests]
         self._finished = Stats(steps=0, drafted=0, accepted=0, verifications=0, emitted=0)
         self._chunks: Generator[Chunk] = self._serve()
 
@@ -102,24 +104,22 @@ class Stream(Iterator[Chunk]):
         self._chunks.close()
 
     def _serve(self) -> Generator[Chunk]:
-        prefilled = self.cache is not None
         self._tell("compile")
         started = time.perf_counter()
         programs = compiled(self._engine, self._model.params, CHUNK)
         cost = costs.CostModel(jax.device_put(self.fit.coefficients, programs.home))
-        if prefilled:
-            state = dataclasses.replace(programs.blank(cost), cache=self.cache)
-            self.cache = None
-        else:
+        if self.cache is None:
             state = programs.init(cost)
+        else:
+            state, self.cache = dataclasses.replace(programs.blank(cost), cache=self.cache), None
         if not programs.rehearsed:
             cache = rehearse(programs, self._engine, self._model.params, state)
             state = dataclasses.replace(programs.blank(cost), cache=cache)
         self.report.compile_seconds = time.perf_counter() - started
         while self._queue or any(self._rows):
-            for slot, row in enumerate(self._rows):
-                if row is None and self._queue:
-                    state = self._admit(programs, state, slot, self._queue.popleft(), prefilled)
+            while self._queue and None in self._rows:
+                request = self._queue.popleft()
+                state = self._admit(programs, state, self._slot_for(request), request)
             state = self._run(programs, state)
             state, chunks = self._harvest(programs, state)
             self._tell("decode")
@@ -127,12 +127,16 @@ class Stream(Iterator[Chunk]):
         if self._keep:
             self.cache = state.cache
 
-    def _admit(self, programs: Programs, state: State, slot: int, request: Prepared, prefilled: bool) -> State:
+    def _slot_for(self, request: Prepared) -> int:
+        """The free slot that holds most of the prompt's beginning already; of equals the first."""
+        free = [slot for slot, row in enumerate(self._rows) if row is None]
+        return max(free, key=lambda slot: (prefix.usable(request.tokens[:-1], self._held[slot], CHUNK), -slot))
+
+    def _admit(self, programs: Programs, state: State, slot: int, request: Prepared) -> State:
         """Prefills a prompt into a free slot and starts it."""
         started = time.perf_counter()
         row = np.int32(slot)
-        if not prefilled:
-            state = self._prefill(programs, state, slot, np.asarray(request.tokens[:-1], np.int32))
+        state = self._prefill(programs, state, slot, request.tokens[:-1])
         stop = np.full((self._engine.max_stop,), -1, np.int32)
         stop[: len(request.stop_ids)] = request.stop_ids
         length, last = len(request.tokens) - 1, request.tokens[-1]
@@ -160,6 +164,8 @@ class Stream(Iterator[Chunk]):
         source, begun = prefix.longest(prompt, self._held, slot, CHUNK)
         if begun and source != slot:
             state = programs.copy_prefix(state, np.int32(source), row, np.int32(begun))
+            jax.block_until_ready(state.slots.length)
+            self._tell("prefill")
         self.report.reused += begun
         for tokens, start, count in chunks(prompt[begun:], CHUNK):
             state = programs.prefill(self._model.params, state, row, tokens, np.int32(begun + start), np.int32(count))

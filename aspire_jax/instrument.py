@@ -52,7 +52,11 @@ def read(engine: Engine, state: State, after: State, drafting: jax.Array) -> jax
     """
     used = state.selection
     if engine.plan.same_step:
-        used = engine.context.select(after.context, state.slots.length, engine.room)
+
+        def served(context: Any) -> jax.Array:
+            return engine.context.select(context, state.slots.length, engine.room)
+
+        used = jax.lax.cond(jnp.any(drafting), served, lambda _: state.selection, after.context)
     place = jnp.arange(engine.d_max, dtype=jnp.int32)[:, None] == state.slots.drafted[None]
     now = (place & drafting[None]).reshape(engine.d_max, 1, -1, *(1,) * (used.ndim - 2))
     return jnp.where(now, used[None], state.read)

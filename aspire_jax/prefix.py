@@ -1,8 +1,8 @@
 """Prompts that begin alike: what another slot already holds of a prompt is copied from there, not computed again.
 
-Whole chunks only, so that every chunk is computed with the same neighbours as if the prompt were alone: the copy has
-the very bits that the prompt's own prefill would have produced. Completions of one request share their whole prompt,
-questions about one document all but the last chunk.
+Whole chunks only, or the same prompt as a whole: so every chunk was computed with the very content that it has in this
+prompt, and the copy has the bits that the prompt's own prefill would have produced. Completions of one request share
+their whole prompt, questions about one document all of it but its last chunk.
 """
 
 from __future__ import annotations
@@ -27,15 +27,21 @@ def longest(prompt: np.ndarray, held: Sequence[np.ndarray], slot: int, chunk: in
       chunk: tokens that are prefilled at a time.
 
     Returns:
-      A slot, and a multiple of `chunk` or all of N.
+      A slot, and a multiple of `chunk`, or N where the slot holds just this prompt.
     """
-    found = [_usable(prompt, tokens, chunk) for tokens in held]
+    found = [usable(prompt, tokens, chunk) for tokens in held]
     best = max(range(len(held)), key=lambda i: (found[i], i == slot))
     return best, found[best]
 
 
 def copy(engine: Engine, state: State, source: jax.Array, slot: jax.Array, count: jax.Array) -> State:
-    """Copies keys and values of one slot's first `count` tokens to another's, in whole pages; scalars int32."""
+    """Copies keys and values of one slot's first `count` tokens to another's, in whole pages.
+
+    Args:
+      source, slot: scalars int32; `slot` must not be active.
+      count: scalar int32. For the bits of the prompt's own prefill: whole chunks of those that were prefilled into
+        `source` (generated tokens are none), or all of them.
+    """
     table = state.slots.table
 
     def page(i: jax.Array, cache: kv.KVCache) -> kv.KVCache:
@@ -50,8 +56,9 @@ def copy(engine: Engine, state: State, source: jax.Array, slot: jax.Array, count
     return dataclasses.replace(state, cache=jax.lax.fori_loop(0, pages, page, state.cache))
 
 
-def _usable(prompt: np.ndarray, held: np.ndarray, chunk: int) -> int:
+def usable(prompt: np.ndarray, held: np.ndarray, chunk: int) -> int:
+    """How many tokens of a prompt can be had from a slot that holds `held`; see `longest`."""
     least = min(len(prompt), len(held))
     differs = np.flatnonzero(prompt[:least] != held[:least])
     common = int(differs[0]) if len(differs) else least
-    return common if common == len(prompt) else common // chunk * chunk
+    return common if common == len(prompt) == len(held) else common // chunk * chunk

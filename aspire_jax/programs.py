@@ -131,7 +131,7 @@ def rehearse(programs: Programs, engine: Engine, params: Params, state: State) -
     """
     # Rows of one block, so that loops over blocks have a turn.
     length = np.full((engine.batch,), min(engine.block, engine.capacity - 1), np.int32)
-    for shape in reversed(range(len(engine.shapes.all))):  # drafts last: a verification leaves them pages to copy
+    for shape in range(len(engine.shapes.all)):
         slots = dataclasses.replace(state.slots, length=jax.device_put(length, programs.home))
         state = dataclasses.replace(state, slots=slots)
         state = programs.run(params, state, np.int32(1), np.int32(engine.batch), np.int32(shape))

@@ -41,11 +41,11 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
     index = shapes.choose(drafting, queries, view.lengths)
     rehearses = jnp.asarray(rehearsed >= 0)
     index, drafting, queries = _rehearsal(engine, rehearsed, index, drafting, queries)
-    copied = jnp.any(state.slots.stale & drafting) & engine.copies
-    work = shapes.work(index, drafting, queries, view.lengths, view.selected, copied)
+    due = jnp.any(state.slots.stale & drafting)
+    work = shapes.work(index, drafting, queries, view.lengths, view.selected, due & engine.copies)
     plain = shapes.forecast(jnp.zeros_like(drafting), view.active.astype(jnp.int32), view.lengths, view.selected)
     if engine.d_max:
-        state = renew(engine, state, drafting)
+        state = renew(engine, state, due)
     # The branches read the cache and return what is to be written: a buffer that a branch updates itself is copied.
     branches = [functools.partial(in_shape, engine, shape) for shape in shapes.all]
     operands = (params, state, drafting, queries)
@@ -143,7 +143,6 @@ def _view(engine: Engine, state: State) -> View:
     limit = jnp.where(s.fresh, 0, jnp.clip(left, 0, engine.d_max))
     pages = jnp.sum(state.selection >= 0, axis=-1).astype(jnp.float32)  # [n_sets, B], or of each KV head
     selected = jnp.mean(pages, axis=(0, *range(2, pages.ndim)))  # [B] pages
-    selected = jnp.where(selected > 0, selected, np.float32(engine.selected))  # not selected yet: the most it may be
     selected = jnp.minimum(selected * np.float32(engine.page_size), s.length.astype(jnp.float32))
     return View(s.active, s.drafted, limit, s.length, selected, state.cost, engine.shapes)
 

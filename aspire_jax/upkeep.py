@@ -51,28 +51,42 @@ def _in_tail(engine: Engine, state: State, done: Done, drafting: jax.Array) -> k
 
 
 def outdated(engine: Engine, state: State, slots: Slots, drafting: jax.Array, verified: jax.Array) -> State:
-    """The state with `slots`, where the rows whose selection no longer holds are marked as stale."""
-    renewed = drafting | verified if engine.plan.renew == "step" else verified
-    return dataclasses.replace(state, slots=dataclasses.replace(slots, stale=slots.stale | renewed))
+    """The state with `slots`, where the rows whose selection no longer holds are marked as stale.
+
+    A request's first selection is made here, because the scheduler asks how much a draft of it would read; the later
+    ones when it is about to draft (`renew`).
+    """
+    if not engine.d_max:
+        return dataclasses.replace(state, slots=slots)
+    first = state.slots.fresh & verified
+    selection = jax.lax.cond(
+        jnp.any(first), lambda s: _selected(engine, s, slots.length, first), lambda s: s.selection, state
+    )
+    stale = slots.stale | (drafting | verified if engine.plan.renew == "step" else verified)
+    return dataclasses.replace(state, selection=selection, slots=dataclasses.replace(slots, stale=stale))
 
 
-def renew(engine: Engine, state: State, drafting: jax.Array) -> State:
-    """New selections, and copies of their pages, where a row is about to draft from outdated ones.
+def renew(engine: Engine, state: State, due: jax.Array) -> State:
+    """New selections of all stale rows and copies of their pages, where that is `due` (scalar bool).
 
-    Not before: a row that goes on decoding plainly selects nothing.
+    It is where a stale row is about to draft: a row that goes on decoding plainly selects nothing.
     """
     stale = state.slots.stale
 
     def fresh(state: State) -> tuple[jax.Array, kv.KVCache]:
-        chosen = engine.context.select(state.context, state.slots.length, engine.room)
-        chosen = jnp.where(stale.reshape(1, -1, *(1,) * (chosen.ndim - 2)), chosen, state.selection)
+        chosen = _selected(engine, state, state.slots.length, stale)
         return chosen, _copy(engine, state, chosen) if engine.copies else state.compact
 
-    needed = jnp.any(stale & drafting)
-    selection, compact = jax.lax.cond(needed, fresh, lambda s: (s.selection, s.compact), state)
+    selection, compact = jax.lax.cond(due, fresh, lambda s: (s.selection, s.compact), state)
     # Selected and copied for every row, from each row's current scores and cache: none is outdated now.
-    slots = dataclasses.replace(state.slots, stale=jnp.where(needed, False, stale))
+    slots = dataclasses.replace(state.slots, stale=jnp.where(due, False, stale))
     return dataclasses.replace(state, selection=selection, compact=compact, slots=slots)
+
+
+def _selected(engine: Engine, state: State, lengths: jax.Array, rows: jax.Array) -> jax.Array:
+    """The state's selection, with `rows` [B] bool chosen anew for `lengths` [B]."""
+    chosen = engine.context.select(state.context, lengths, engine.room)
+    return jnp.where(rows.reshape(1, -1, *(1,) * (chosen.ndim - 2)), chosen, state.selection)
 
 
 def _copy(engine: Engine, state: State, selection: jax.Array) -> kv.KVCache:

@@ -84,8 +84,9 @@ def page_size(context: ContextPolicy) -> int:
 
 def baselines(budget: int) -> dict[str, ContextPolicy]:
     """What the search has to beat, all reading `budget` tokens; the first is the paper's."""
+    pages = budget // 16
     return {
-        "refresh layer N-2": RefreshContext(rho=0.0, k_min=budget // 16, renew="step"),
+        "refresh layer N-2": RefreshContext(rho=0.0, k_min=pages, recent=min(8, pages), renew="step"),
         "streaming": StreamingContext(budget=budget),
         "snapkv": SnapKVContext(budget=budget),
         "vegas": VegasContext(rho=0.0, least=budget),

@@ -4,7 +4,7 @@
 
 All methods decode the same prefilled prompts. A difference is a near tie where neither method saw the two best logits
 further apart than rounding explains (`comparing.NEAR_TIE`); any other is a defect, and the exit code 1. `aspire-fixed`
-drafts whether it pays or not, which tests more than a scheduler that decodes plainly where drafting cannot pay.
+drafts whether it pays or not, which tests more than `aspire`, which decodes plainly where drafting cannot pay.
 With --temperature and --seed tokens are drawn, the same ones by every method; a margin is then the least change of
 logits that would draw another token.
 
@@ -54,7 +54,7 @@ def main() -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = command.parser(
-        "exactness", __doc__, quick="4 prompts of at most 1,500 tokens, 16 new", plot="equal answers and task scores"
+        "exactness", __doc__, quick="4 prompts of at most 2,500 tokens, 16 new", plot="equal answers and task scores"
     )
     made.add_argument("--model", default="smollm2-135m", help="a converted folder or an alias")
     made.add_argument("--data", nargs="+", default=[], metavar="FILE", help="prompts (see bench/datasets.py)")
@@ -63,7 +63,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--limit", type=positive, help="prompts at most, spread over all lengths; all where not given")
     made.add_argument("--max-tokens", type=positive, default=64)
     made.add_argument("--batch", type=positive, default=8)
-    made.add_argument("--method", nargs="+", default=["aspire"], choices=sorted(METHODS), metavar="NAME")
+    made.add_argument(
+        "--method", nargs="+", default=["aspire", "aspire-fixed"], choices=sorted(METHODS), metavar="NAME",
+        help="default: aspire aspire-fixed",
+    )  # fmt: skip
     made.add_argument(
         "--policy", action="append", default=[], metavar="NAME=VALUE", help="an option of every method given"
     )
@@ -75,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
     """Compares all prompts, longest batch last."""
     if args.quick:
-        args.longest, args.limit, args.max_tokens = min(args.longest, 1500), min(args.limit or 4, 4), 16
+        args.longest, args.limit, args.max_tokens = min(args.longest, 2500), min(args.limit or 4, 4), 16
     methods = [m for m in dict.fromkeys(args.method) if m != REFERENCE]
     options = {m: policy_options(m, args.policy) for m in methods}
     use_compile_cache()

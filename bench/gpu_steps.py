@@ -214,7 +214,7 @@ def _steps(
 
     every, none = np.ones(batch, bool), np.zeros(batch, bool)
     half = np.arange(batch) < batch // 2
-    state = go(None, every, state)  # a first run finds memory, and gives every row its selection
+    state = go(None, every, state)  # a first run finds memory, and has every row measured
     many, some = min(5, sizes.d_max), min(3, sizes.d_max - 1)
     for _ in range(sizes.repeats):
         state = go("plain", every, state)

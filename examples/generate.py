@@ -12,4 +12,5 @@ import aspire_jax
 model = aspire_jax.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m")
 prompts = ["The capital of France is", [{"role": "user", "content": "Name three colours."}]]
 for answer in aspire_jax.generate(model, prompts, max_tokens=24):
-    print(f"{answer.index}: {answer.text!r} ({answer.finish_reason}, {answer.stats.mean_accepted_length:.1f} a step)")
+    each = answer.stats.mean_accepted_length
+    print(f"{answer.index}: {answer.text!r} ({answer.finish_reason}, {each:.1f} tokens a verification)")

@@ -81,11 +81,13 @@ def over_rows_keeping(
     queries, group = q.shape[1], q.shape[3]
     keys, values = rows_view(k, table, consecutive), rows_view(v, table, consecutive)
     visible = jnp.arange(keys.shape[2])[None, None, None, :] < lengths[None, :, None, None]
-    ends = last[:, None] if queries == 1 else jnp.stack([jnp.zeros_like(last), last], axis=1)
-    column = ends[:, :, None] * group + jnp.arange(group, dtype=jnp.int32)[None, None]  # [B, E, G]
-    column = column.reshape(1, column.shape[0], -1)
+    column = None
+    if queries > 1:
+        ends = jnp.stack([jnp.zeros_like(last), last], axis=1)
+        column = ends[:, :, None] * group + jnp.arange(group, dtype=jnp.int32)[None, None]  # [B, E, G]
+        column = column.reshape(1, column.shape[0], -1)
     part, weights = attend_keeping(heads_first(q), keys, values, visible, column)  # [Hkv, B, E * G, S]
-    tops = jnp.take_along_axis(part.top, column, axis=2)
+    tops = part.top if column is None else jnp.take_along_axis(part.top, column, axis=2)
     heads, rows, _, tokens = weights.shape
     seen = Seen(
         weights.reshape(heads, rows, -1, group, tokens).transpose(1, 2, 0, 3, 4),

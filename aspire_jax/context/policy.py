@@ -30,8 +30,8 @@ class Plan:
       sets: for each layer, the index of the selection it reads; (0,) * n_layers is one selection for all.
       per_head: a selection for each KV head: selections have an axis of KV heads then.
       same_step: a refresh layer's new selection serves the layers after it within the same draft step.
-      renew: when drafting rows get a new selection: after every step ("step"), or only when they verify
-        ("verification").
+      renew: what outdates a selection: every step ("step"), or only a verification ("verification"). The next one is
+        made before the row drafts again.
       prompt_window: last tokens of a prompt whose attention is measured once, after prefill, for policies that are a
         `PromptObserver`; 0 for none, which costs nothing.
     """

@@ -22,9 +22,9 @@ class View(NamedTuple):
     Attributes:
       active: [B] bool, rows with a request that goes on.
       drafted: [B] drafts held, d.
-      limit: [B] most drafts a row may hold now: at most d_max, fewer near its end, 0 while it has no selection.
+      limit: [B] most drafts a row may hold now: at most d_max, fewer near its end, 0 while nothing of it was measured.
       lengths: [B] committed tokens.
-      selected: [B] float32, tokens a drafting step of the row reads in a layer.
+      selected: [B] float32, tokens a drafting step of the row reads in a layer, by its last selection.
       cost: the cost model.
       shapes: the engine's step shapes (static).
     """

@@ -1,4 +1,7 @@
-"""What batch, context, tensor parallelism and card change, one at a time, for Qwen3-8B on an H200 at 8 x 32k."""
+"""What batch, context, tensor parallelism and card change for Qwen3-8B.
+
+One at a time from 8 requests of 32k tokens on one H200; contexts from one request, and from four on eight cards.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,11 @@ class Case:
 
 CASES = (
     *(Case("batch", str(b), batch=b) for b in (1, 2, 4, 8, 16)),
-    *(Case("context", f"{c // 1024}k", context=c, batch=1) for c in (4096, 16_384, 65_536, 262_144)),
-    *(Case("context, 8 cards", f"{c // 1024}k", context=c, batch=4, parallel=8) for c in (16_384, 131_072, 1_048_576)),
+    *(Case("context, 1 request", f"{c // 1024}k", context=c, batch=1) for c in (4096, 16_384, 65_536, 262_144)),
+    *(
+        Case("context, 4 requests, 8 cards", f"{c // 1024}k", context=c, batch=4, parallel=8)
+        for c in (16_384, 131_072, 1_048_576)
+    ),
     *(Case("tensor parallelism", str(p), parallel=p) for p in (1, 2, 4, 8)),
     *(Case("card", name, card=name) for name in cards.CARDS),
 )

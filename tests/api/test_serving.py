@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import jax
@@ -113,8 +114,36 @@ def test_what_prompts_have_in_common_is_prefilled_once(model, monkeypatch, name)
         np.testing.assert_allclose(a.margins, b.margins, atol=1e-5)
     assert stream.report.prefilled + stream.report.reused == stream.report.prompt_tokens
     if name == "autoregressive":  # all slots become free at once, so it is known who takes which
-        # Two chunks of the document for each further question, all of the two prompts that were there in whole.
-        assert stream.report.reused == 3 * 32 + len(prompts[4]) - 1 + 34
+        # Two chunks of the document for each further question; all of the prompt that was there as a whole.
+        assert stream.report.reused == 3 * 32 + len(prompts[4]) - 1 + 32
+
+
+@pytest.mark.parametrize("name", ["drafts", "magicdec-snapkv"])
+def test_a_shared_beginning_leaves_every_bit_of_a_reproducible_answer(model, monkeypatch, name):
+    """From slots whose requests a stop string ended, too."""
+    monkeypatch.setattr(host, "CHUNK", 16)
+    document, *questions = models.token_prompts(40, 9, 21, 5, 30, 2)
+    options = {"budget": 16, "window": 8, "kernel": 1} if name == "magicdec-snapkv" else {}
+    how = METHODS.get(name, {"method": name, "options": options})
+    more = {"max_tokens": 12, "reproducible": True, **how}
+    requests = [Request(token_ids=document + q, ignore_eos=True) for q in questions]
+    alone = [aspire_jax.generate(model, [r], **more)[0] for r in requests]
+    ends = [dataclasses.replace(r, stop=(c.text[2:5],)) for r, c in zip(requests[:2], alone, strict=False)]
+    stream = aspire_jax.stream(model, [*ends, *requests[2:]], slots=2, **more)
+    done = stream.collect()
+    assert stream.report.reused >= 4 * 32 and [c.finish_reason for c in done[:2]] == ["stop", "stop"]
+    for a, b in zip(alone, done, strict=True):
+        kept = len(b.token_ids)
+        assert a.token_ids[:kept] == b.token_ids and a.margins[:kept].tobytes() == b.margins.tobytes()
+
+
+def test_a_request_takes_the_free_slot_that_holds_its_beginning(model, monkeypatch):
+    monkeypatch.setattr(host, "CHUNK", 16)
+    one, two = models.token_prompts(50, 60)
+    stream = aspire_jax.stream(model, forever([one, two, two, one]), method="autoregressive", max_tokens=3, slots=2)
+    done = stream.collect()
+    assert [c.token_ids for c in done[:2]] == [c.token_ids for c in done[:1:-1]]
+    assert (stream.report.prefilled, stream.report.reused) == (49 + 59, 49 + 59)
 
 
 def test_completions_of_one_prompt_prefill_it_once(model, prompts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from aspire_jax import engine as eng
 from aspire_jax.context import BlendContext, RefreshContext, StreamingContext, VegasContext
-from aspire_jax.draft_length import FixedDraftLength
+from aspire_jax.draft_length import DRAFT, VERIFY, FixedDraftLength, View
 
 from . import tiny
 from .tiny import Request
@@ -68,6 +69,37 @@ def test_the_selection_fits_its_shape_and_names_pages_once(
             used = pages[pages >= 0]
             assert 0 < len(used) == len(set(used))
             assert used.max() < -(-length // engine.page_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hesitant(FixedDraftLength):
+    """Decodes plainly until a row has emitted `gamma` tokens, then drafts one at a time."""
+
+    def decide(self, state: Any, view: View) -> jax.Array:
+        late = view.lengths >= len(PROMPTS[3]) - 1 + self.gamma
+        return jnp.where(view.active & late & (view.drafted < jnp.minimum(view.limit, 1)), DRAFT, VERIFY)
+
+
+def test_plain_steps_select_nothing() -> None:
+    """But for a request's first verification, which tells what a draft would read; a draft finds the latest."""
+    engine = tiny.make(DEEP, VegasContext(rho=0.1, least=8), Hesitant(gamma=6), mixed=False, dense=False)
+    weights = tiny.params_of(engine)
+    state = tiny.put(engine, weights, tiny.start(engine), 0, Request(PROMPTS[3]))
+    assert (np.asarray(state.selection) < 0).all()
+    first, one = None, jnp.int32(1)
+    for step in range(6):
+        state = tiny.run(engine, weights, state, one, one)
+        now = np.asarray(state.selection)[:, 0]
+        first = now if step == 0 else first
+        assert (now >= 0).any()
+        assert (now == first).all()
+        assert bool(state.slots.stale[0])
+    latest = tiny.selection(engine, state)[:, 0]
+    assert not (latest == first).all()
+    state = tiny.run(engine, weights, state, one, one)
+    assert int(state.slots.drafted[0]) == 1
+    assert (np.asarray(state.selection)[:, 0] == latest).all()
+    assert not bool(state.slots.stale[0])
 
 
 @pytest.mark.parametrize("name", ["streaming", "blend of each KV head"])

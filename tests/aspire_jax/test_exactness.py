@@ -157,7 +157,7 @@ def garbage(engine: eng.Engine, seed: int) -> tiny.Edit:
             tail=jax.tree.map(noise, state.tail),
             compact=jax.tree.map(noise, state.compact),
             selection=selection,
-            slots=s.replace(drafts=drafts, stale=jnp.asarray(rng.random(engine.batch) < 0.5)),
+            slots=s.replace(drafts=drafts, stale=jnp.asarray(rng.random(engine.batch) < rng.choice([0, 0.5]))),
         )
 
     return edit

@@ -26,7 +26,7 @@ def tokens(*values: int) -> np.ndarray:
     [
         ([1, 2, 3, 4, 5], [[], []], 0, (0, 0)),
         ([1, 2, 3, 4, 5], [[1, 2, 3, 4, 5], []], 1, (0, 5)),  # all of it
-        ([1, 2, 3, 4, 5], [[1, 2, 3, 4, 5, 6], []], 1, (0, 5)),  # all of it, in a longer one
+        ([1, 2, 3, 4, 5], [[1, 2, 3, 4, 5, 6], []], 1, (0, 4)),  # in a longer one: its third chunk has other content
         ([1, 2, 3, 4, 5], [[], [1, 2, 3, 4]], 0, (1, 4)),  # two chunks of two
         ([1, 2, 3, 4, 5], [[], [1, 2, 3, 9, 5]], 0, (1, 2)),  # three in common, one whole chunk
         ([1, 2, 3, 4, 5], [[], [1, 9, 3, 4, 5]], 0, (0, 0)),  # less than a chunk: nothing, and nothing to copy
@@ -55,9 +55,9 @@ ENGINES = {
 @pytest.mark.parametrize("common", [2 * CHUNK, 2 * CHUNK + 3], ids=["two chunks", "all of it"])
 def test_a_copy_has_the_bits_of_its_own_prefill(engine: eng.Engine, common: int) -> None:
     rng = np.random.default_rng(0)
-    source = rng.integers(0, tiny.VOCAB, 3 * CHUNK).tolist()
     whole = common % CHUNK != 0
-    prompt = source[:common] if whole else source[:common] + rng.integers(0, tiny.VOCAB, CHUNK - 2).tolist()
+    source = rng.integers(0, tiny.VOCAB, common if whole else 3 * CHUNK).tolist()
+    prompt = source if whole else source[:common] + rng.integers(0, tiny.VOCAB, CHUNK - 2).tolist()
     weights = tiny.params_of(engine)
     state = tiny.put(engine, weights, tiny.start(engine), 2, tiny.Request([*source, 1]))
     alone = tiny.put(engine, weights, jax.tree.map(jnp.copy, state), 1, tiny.Request([*prompt, 1]))

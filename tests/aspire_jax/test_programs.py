@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aspire_jax import engine as eng
-from aspire_jax import methods, params, prefill, programs, step
+from aspire_jax import methods, params, prefill, prefix, programs, step
 from aspire_jax.context import RefreshContext
 from aspire_jax.draft_length import AspireDraftLength
 from aspire_jax.sampling import draw
@@ -194,6 +194,15 @@ def test_prefill_does_not_copy_the_cache(name: str) -> None:
     tokens = jax.ShapeDtypeStruct((64,), jnp.int32)
     write = jax.jit(prefill.prefill, static_argnums=0, donate_argnums=2)
     check_memory(engine, state, write.lower(engine, weights, state, number, tokens, number, number))
+
+
+@pytest.mark.parametrize("name", ["plain dense", "plain packed scanned", "plain packed, any table"])
+def test_a_shared_beginning_does_not_copy_the_cache(name: str) -> None:
+    engine = WIDE_ENGINES[name]
+    _, state = abstract(engine)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    copy = jax.jit(prefix.copy, static_argnums=0, donate_argnums=1)
+    check_memory(engine, state, copy.lower(engine, state, number, number, number))
 
 
 def test_admission_does_not_copy_the_cache() -> None:

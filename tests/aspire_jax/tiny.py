@@ -177,7 +177,7 @@ def put(engine: eng.Engine, weights: Any, state: eng.State, slot: int, request: 
 
 def selection(engine: eng.Engine, state: eng.State) -> np.ndarray:
     """What each row would read if it drafted now."""
-    return np.asarray(upkeep.renew(engine, state, jnp.ones((engine.batch,), bool)).selection)
+    return np.asarray(upkeep.renew(engine, state, jnp.asarray(True)).selection)
 
 
 def answer(state: eng.State, slot: int) -> Answer:

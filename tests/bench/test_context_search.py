@@ -95,7 +95,7 @@ def test_shares_and_budget_as_data_choose_what_fields_would() -> None:
 
 def test_baselines_read_the_budget() -> None:
     room = Room(512, 16, 64, 16)
-    for budget in (256, 512):
+    for budget in (64, 256, 512):
         policies = baselines(budget)
         sizes = {name: policy.capacity(room) * 16 for name, policy in policies.items() if page_size(policy) == 16}
         assert sizes["refresh layer N-2"] == sizes["streaming"] == budget
