@@ -61,10 +61,12 @@ class Programs:
       home: where state lives.
       observe: `observe_prompt`, None where the context policy asks for no such thing.
       blank: as `init`, without a cache: takes over one that is already filled.
+      chunk: tokens that `prefill` takes.
       rehearsed: whether `rehearse` was called.
     """
 
     home: Sharding
+    chunk: int
     init: Any
     blank: Any
     prefill: Any
@@ -121,16 +123,18 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
     options = compiler_options(engine)
     with ThreadPoolExecutor(2) as pool:  # prefill and run are most of it, and XLA compiles without Python's lock
         done = dict(zip(jits, pool.map(lambda lowered: lowered.compile(options), jits.values()), strict=True))
-    return Programs(home, **done)
+    return Programs(home, chunk, **done)
 
 
 def rehearse(programs: Programs, engine: Engine, params: Params, state: State) -> KVCache:
-    """Runs every shape of step once: what XLA builds at its first run belongs to compiling.
+    """Runs a prefill and every shape of step once: what XLA builds at its first run belongs to compiling.
 
     Takes the state, whose slots must all be idle, and returns its cache.
     """
     # Rows of one block, so that loops over blocks have a turn.
     length = np.full((engine.batch,), min(engine.block, engine.capacity - 1), np.int32)
+    nothing = np.zeros((programs.chunk,), np.int32)  # no token of it counts, so none is written
+    state = programs.prefill(params, state, np.int32(0), nothing, length[0], np.int32(0))
     for shape in range(len(engine.shapes.all)):
         slots = dataclasses.replace(state.slots, length=jax.device_put(length, programs.home))
         state = dataclasses.replace(state, slots=slots)

@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
     results: dict[str, Any] = {"model": loaded.name, "dtype": loaded.dtype, "seed": args.seed, "method": args.method}
     results |= {"machine": machine.describe(), "rates": machine.rates()}
     rates = results["rates"]
-    say(f"{results['machine']}\nreads {rates['read_gb_s']:.1f} GB/s, products {rates['matmul_gflop_s']:.0f} GFLOP/s")
+    say(f"{plots.where(results)}\nreads {rates['read_gb_s']:.1f} GB/s, products {rates['matmul_gflop_s']:.0f} GFLOP/s")
     times = step_times.measure(loaded, args.prompts, args.context, (1, 2, 3, 4, 5), rounds=2 if args.quick else 6)
     results["steps"] = {**times, **_against_rates(loaded, args, times, rates)}
     say(_steps_table(args, results["steps"]))
@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace, say: command.Say) -> dict[str, Any]:
 
 def draw(results: dict[str, Any], file: str) -> None:
     """Each kind of step in plain steps, and the speedup on each workload with its ceiling."""
-    made, (left, right) = plots.figure("What a step costs, and what ASPIRE makes of it", 2, width=5)
+    made, (left, right) = plots.figure(f"What a step costs, and what {results['method']} makes of it", 2, width=5)
     s = results["steps"]
     kinds = {"draft": s["draft"], "first draft": s["first_draft"]} | {
         f"verify {q}": seconds for q, seconds in s["verify"].items()

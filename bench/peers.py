@@ -208,12 +208,12 @@ def compared(reference: Answers, margins: Sequence[np.ndarray], answers: Answers
 
 
 def _text(cell: dict[str, Any]) -> str:
-    lines = [f"{cell['batch']} x {cell['context']:,} tokens", f"{'':<30}{'decode':>18}{'prefill':>18}{'equal':>8}"]
+    lines = [f"{cell['batch']} x {cell['context']:,} tokens", f"{'':<38}{'decode':>18}{'prefill':>18}{'equal':>8}"]
     for row in cell["programs"]:
         name = row["program"] + ("" if row["precision"] in row["program"] else f" {row['precision']}")
         decode, prefill = (spread.text(row[f"{k}_tokens_per_second"], 1) for k in ("decode", "prefill"))
         notes = "" if not row["unexplained"] else f"  {row['unexplained']} NOT near ties"
-        lines.append(f"{name:<30}{decode:>18}{prefill:>18}{row['equal']:>5}/{row['answers']}{notes}")
+        lines.append(f"{name:<38}{decode:>18}{prefill:>18}{row['equal']:>5}/{row['answers']}{notes}")
     return "\n".join(lines)
 
 

@@ -80,6 +80,7 @@ def bars(
     *,
     label: str,
     text: str | None = "{:.2f}",
+    most: float | None = None,
 ) -> None:
     """Grouped bars with their intervals, each with its value above it.
 
@@ -89,6 +90,7 @@ def bars(
       halves: half widths of the intervals, alike.
       label: of the vertical axis.
       text: format of the values; None for none.
+      most: a bound of what is shown, where intervals reach beyond what there can be.
     """
     share = 0.84 / max(len(series), 1)
     colour = colours(series)
@@ -99,10 +101,11 @@ def bars(
                 continue
             x = place + (number - (len(series) - 1) / 2) * share
             axes.bar(x, value, 0.92 * share, color=colour[name], label=name if _first(values, place) else None)
+            above = min(spread or 0.0, float("inf") if most is None else most - value)
             if spread:
-                axes.errorbar(x, value, [[min(spread, abs(value))], [spread]], color=INK, linewidth=1, capsize=2)
+                axes.errorbar(x, value, [[min(spread, abs(value))], [above]], color=INK, linewidth=1, capsize=2)
             if text:
-                top = value + (spread or 0)
+                top = value + above
                 size = 7 if share > 0.12 else 6
                 axes.annotate(
                     text.format(value), (x, top), (0, 2), textcoords="offset points", ha="center", va="bottom",
@@ -115,12 +118,18 @@ def bars(
 
 
 def intervals(
-    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[dict[str, Any] | None]], *, label: str, text: str
+    axes: Axes,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[dict[str, Any] | None]],
+    *,
+    label: str,
+    text: str,
+    most: float | None = None,
 ) -> None:
     """As `bars`, of figures that `spread.interval` made."""
     means = {name: [None if v is None else v["mean"] for v in values] for name, values in series.items()}
     halves = {name: [None if v is None else v["half"] for v in values] for name, values in series.items()}
-    bars(axes, groups, means, halves, label=label, text=text)
+    bars(axes, groups, means, halves, label=label, text=text, most=most)
 
 
 def _first(values: Sequence[float | None], place: int) -> bool:

@@ -76,10 +76,12 @@ def test_a_rehearsal_runs_every_shape_and_keeps_the_cache(method: str) -> None:
     state = dataclasses.replace(state, cache=jax.tree.map(lambda x: x + x.dtype.type(3), state.cache))
     blank = made.blank(tiny.cost(*tiny.COST))
     seen = []
-    real = made.run
+    real, prefills, prefill = made.run, [], made.prefill
     made.run = lambda *args: seen.append(real(*args)) or seen[-1]
+    made.prefill = lambda *args: prefills.append(args[3].shape) or prefill(*args)
     cache = programs.rehearse(made, engine, params_of, state)
     assert made.rehearsed and len(seen) == len(engine.shapes.all) >= 2
+    assert prefills == [(16,)]
     assert np.asarray(seen[-1].shape_steps).tolist() == [1] * len(engine.shapes.all)
     acted = np.asarray(seen[-1].slots.steps)  # every row in each
     assert acted.tolist() == [len(engine.shapes.all)] * engine.batch
