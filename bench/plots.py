@@ -6,6 +6,7 @@ Drawn through matplotlib's figure objects, without its global state; matplotlib 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,7 +81,7 @@ def bars(
     *,
     label: str,
     text: str | None = "{:.2f}",
-    most: float | None = None,
+    most: float = math.inf,
 ) -> None:
     """Grouped bars with their intervals, each with its value above it.
 
@@ -101,7 +102,7 @@ def bars(
                 continue
             x = place + (number - (len(series) - 1) / 2) * share
             axes.bar(x, value, 0.92 * share, color=colour[name], label=name if _first(values, place) else None)
-            above = min(spread or 0.0, float("inf") if most is None else most - value)
+            above = min(spread or 0.0, most - value)
             if spread:
                 axes.errorbar(x, value, [[min(spread, abs(value))], [above]], color=INK, linewidth=1, capsize=2)
             if text:
@@ -124,7 +125,7 @@ def intervals(
     *,
     label: str,
     text: str,
-    most: float | None = None,
+    most: float = math.inf,
 ) -> None:
     """As `bars`, of figures that `spread.interval` made."""
     means = {name: [None if v is None else v["mean"] for v in values] for name, values in series.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def draw(results: dict[str, Any], file: str) -> None:
     made, axes = plots.figure(title, len(panels), columns=1, width=width, height=2.5)
     for each, (key, label, text) in zip(axes, panels, strict=True):
         drawn = {name: [c["methods"].get(name, {}).get(key) for c in cells] for name in names}
-        plots.intervals(each, groups, drawn, label=label, text=text, most=1.0 if "%" in text else None)
+        plots.intervals(each, groups, drawn, label=label, text=text, most=1.0 if "%" in text else math.inf)
     axes[0].axhline(1, color=plots.INK, linewidth=0.8)
     plots.legend(axes[0])
     plots.note(made, plots.where(results))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aspire_jax import engine as eng
-from aspire_jax import prefix
+from aspire_jax import prefill, prefix
 from aspire_jax.cache import rows_view
 from tests.aspire_jax import tiny
 
@@ -62,10 +62,8 @@ def test_a_copy_has_the_bits_of_its_own_prefill(engine: eng.Engine, common: int)
     state = tiny.put(engine, weights, tiny.start(engine), 2, tiny.Request([*source, 1]))
     alone = tiny.put(engine, weights, jax.tree.map(jnp.copy, state), 1, tiny.Request([*prompt, 1]))
     copied = jax.jit(functools.partial(prefix.copy, engine))(state, jnp.int32(2), jnp.int32(1), jnp.int32(common))
-    for begin in range(common, len(prompt), CHUNK):
-        part = np.asarray(prompt[begin : begin + CHUNK], np.int32)
-        chunk = jnp.asarray(np.pad(part, (0, CHUNK - len(part))))
-        where = (jnp.int32(1), chunk, jnp.int32(begin), jnp.int32(len(part)))
+    for chunk, begin, count in prefill.chunks(np.asarray(prompt[common:], np.int32), CHUNK):
+        where = (jnp.int32(1), jnp.asarray(chunk), jnp.int32(common + begin), jnp.int32(count))
         copied = tiny.write_chunk(engine, weights, copied, *where)
     for row, held in ((1, len(prompt)), (2, len(source))):
         np.testing.assert_array_equal(committed(engine, copied, row, held), committed(engine, alone, row, held))
