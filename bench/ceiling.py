@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from aspire_jax import load
+from aspire_jax.cli import allocator
 from aspire_jax.cli.setup import positive, use_compile_cache
 from aspire_jax.comparing import Comparison, compare
 from aspire_jax.loading import Model
@@ -21,6 +22,7 @@ from bench import command, machine, plots, step_times, workloads
 
 
 def main() -> int:
+    allocator.settle()
     return command.run(parser(), measure, draw)
 
 

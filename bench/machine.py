@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aspire_jax import params
+from aspire_jax.cli import allocator
 from aspire_jax.loading import Model
 
 
@@ -34,6 +35,7 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(memory / 1e9, 1),
         "load": [round(x, 2) for x in os.getloadavg()],  # of the last 1, 5, 15 minutes: what else ran here
+        "allocator": os.environ.get(allocator.VARIABLE),  # settings of glibc's
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **{package: _version(package) for package in ("jax", "jaxlib", "numpy", "aspire-jax")},

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from aspire_jax.cli import allocator
 from aspire_jax.cli.setup import positive
 from aspire_jax.errors import InputError
 from bench import command, peers_llama_cpp, peers_transformers, plots, spread
@@ -37,6 +38,7 @@ Generate = Callable[[Sequence[np.ndarray], int], tuple[Answers, float, float]]
 
 
 def main() -> int:
+    allocator.settle()
     return command.run(parser(), measure, draw, passed=passed)
 
 

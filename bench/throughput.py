@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aspire_jax import load
+from aspire_jax.cli import allocator
 from aspire_jax.cli.setup import policy_options, positive, use_compile_cache
 from aspire_jax.engine import Engine
 from aspire_jax.errors import InputError
@@ -35,6 +36,7 @@ _REFILLS = 3
 
 
 def main() -> int:
+    allocator.settle()
     return command.run(parser(), measure, throughput_report.draw)
 
 

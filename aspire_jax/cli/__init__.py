@@ -13,16 +13,20 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from aspire_jax.cli import convert, demo, generate, info, trace
+from aspire_jax.cli import allocator, convert, demo, generate, info, trace
 from aspire_jax.errors import InputError
 from aspire_jax.interrupt import terminate_as_interrupt
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 _COMMANDS = {"generate": generate, "trace": trace, "demo": demo, "info": info, "convert": convert}
+_DECODING = ("generate", "trace", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command that `argv` names. Returns the exit code."""
+    """Runs the command that `argv` names. Returns the exit code.
+
+    Without `argv` this is the command line of a process of its own, which decoding starts again (`allocator.settle`).
+    """
     parser = _Parser(prog="aspire", description="Exact long-context batch decoding, faster.")
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -40,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return BAD_INPUT
+    if argv is None and args.command in _DECODING:
+        allocator.settle()
     if isinstance(sys.stdout, io.TextIOWrapper):  # an answer may hold any character, whatever the terminal's encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
