@@ -110,16 +110,14 @@ class Shapes:
         loop_read = jnp.sum(jnp.where(verifying, self._blocks(lengths), 0).astype(jnp.float32))
         in_one = np.float32(self.batch * self.capacity) <= np.float32(LOOP_PENALTY) * loop_read + self._loop_scores
         only_drafts, no_drafts = ~jnp.any(verifying), ~jnp.any(drafting)
+        kinds = np.array([s.kind for s in self.all])
+        draft, dense = kinds == "draft", kinds == "dense"
+        holds = np.array([s.queries if s.kind == "dense" else s.tokens for s in self.all], np.int32)
+        fits = jnp.where(dense, no_drafts & (most <= holds), total <= holds)
+        liked = jnp.where(dense, in_one, ~(in_one & no_drafts & self.dense))
         # Larger is better; among equals the first, that is the narrowest, shape wins.
-        rank = []
-        for s in self.all:
-            if s.kind == "draft":
-                rank.append(jnp.where(only_drafts, 3, 0))
-            elif s.kind == "dense":
-                rank.append(jnp.where(no_drafts & (most <= s.queries), jnp.where(in_one, 2, 1), 0))
-            else:
-                rank.append(jnp.where(total <= s.tokens, jnp.where(in_one & no_drafts & self.dense, 1, 2), 0))
-        return jnp.argmax(jnp.stack(rank)).astype(jnp.int32)
+        rank = jnp.where(draft, jnp.where(only_drafts, 3, 0), jnp.where(fits, jnp.where(liked, 2, 1), 0))
+        return jnp.argmax(rank).astype(jnp.int32)
 
     def work(
         self,

@@ -28,14 +28,11 @@ def page_mass(weights: jax.Array, heads: str, page_size: int) -> jax.Array:
 
     Returns [B, P], or [B, Hkv, P] for `heads` "kv".
     """
-    token = {
-        "max": lambda w: jnp.max(w, axis=(2, 3)),
-        "mean": lambda w: jnp.mean(w, axis=(2, 3)),
-        "kv": lambda w: jnp.mean(w, axis=3),
-    }[heads](weights)
-    # Two sums for a CPU, heads and then tokens: as one, which XLA would make of them, they take a third longer.
-    pages = jax.lax.optimization_barrier(token).reshape(*token.shape[:-1], -1, page_size).sum(axis=-1)
-    return jnp.mean(pages, axis=1)
+    if heads == "max":
+        # Two passes for a CPU, heads and then tokens: as one, which XLA would make of them, they take a third longer.
+        token = jax.lax.optimization_barrier(jnp.max(weights, axis=(2, 3)))
+        return jnp.mean(xla.by_page(token, page_size), axis=1)
+    return jnp.mean(xla.by_page(weights, page_size), axis=(1, 3) if heads == "kv" else (1, 2, 3))
 
 
 _New = tuple[jax.Array, jax.Array, jax.Array]
@@ -206,7 +203,12 @@ class XlaAttention(Attention):
         else:
             asked = ends(self.batch, self.shape)
             if self.seen is not None:
-                weights, self.seen = self.seen.of(log_sum_exp(part)[jnp.minimum(asked, q.shape[0] - 1)]), None
+                lse = log_sum_exp(part)[jnp.minimum(asked, q.shape[0] - 1)]
+                if heads == "max":
+                    weights = self.seen.of(lse)
+                else:  # a mean over heads may come after the sum over a page's tokens: one weight a page from here on
+                    weights, size = self.seen.of(lse, size), 1
+                self.seen = None
             else:
                 weights = self.weights(q, part, layer, asked)
             pages = page_mass(weights, heads, size)

@@ -57,7 +57,7 @@ def over_rows(
 
 
 class Seen(NamedTuple):
-    """What E queries of each row attended to: weights [B, E, Hkv, G, S] = exp(score - top), top [B, E, Hkv, G].
+    """What E queries of each row attended to: weights [Hkv, B, E * G, S] = exp(score - top), top [B, E, Hkv, G].
 
     The first and the last, or the only one.
     """
@@ -65,9 +65,22 @@ class Seen(NamedTuple):
     weights: jax.Array
     top: jax.Array
 
-    def of(self, lse: jax.Array) -> jax.Array:
-        """Softmax weights [B, E, Hkv, G, S] under the log-sum-exp over all keys [B, E, Hkv, G]."""
-        return self.weights * jnp.exp(self.top - lse)[..., None]
+    def of(self, lse: jax.Array, page_size: int = 1) -> jax.Array:
+        """Softmax weights [B, E, Hkv, G, P] of pages under the log-sum-exp over all keys [B, E, Hkv, G].
+
+        Summed first: everything else, a change of layout among it, is then done to a page's weight and not to each
+        token's (of a plain step at 8 x 1,920 tokens, SmolLM2, this takes 1 % and took 3 %).
+        """
+        rows, ends, heads, group = self.top.shape
+        pages = by_page(self.weights, page_size).reshape(heads, rows, ends, group, -1).transpose(1, 2, 0, 3, 4)
+        return pages * jnp.exp(self.top - lse)[..., None]
+
+
+def by_page(weights: jax.Array, page_size: int) -> jax.Array:
+    """Sums [..., P] of token weights [..., S] over each page."""
+    if page_size == 1:
+        return weights
+    return weights.reshape(*weights.shape[:-1], -1, page_size).sum(axis=-1)
 
 
 def over_rows_keeping(
@@ -88,12 +101,8 @@ def over_rows_keeping(
         column = column.reshape(1, column.shape[0], -1)
     part, weights = attend_keeping(heads_first(q), keys, values, visible, column)  # [Hkv, B, E * G, S]
     tops = part.top if column is None else jnp.take_along_axis(part.top, column, axis=2)
-    heads, rows, _, tokens = weights.shape
-    seen = Seen(
-        weights.reshape(heads, rows, -1, group, tokens).transpose(1, 2, 0, 3, 4),
-        tops.reshape(heads, rows, -1, group).transpose(1, 2, 0, 3),
-    )
-    return rows_first(part, queries), seen
+    tops = tops.reshape(*tops.shape[:2], -1, group).transpose(1, 2, 0, 3)
+    return rows_first(part, queries), Seen(weights, tops)
 
 
 class Tiles(NamedTuple):

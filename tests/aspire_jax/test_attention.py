@@ -251,6 +251,8 @@ def test_weights_kept_from_attention(case: Case) -> None:
     assert got.shape == (case.b, 2, case.h, case.g, case.pages * case.size)
     assert np.linalg.norm(got - ends[1]) <= 1e-4 * np.linalg.norm(ends[1])
     assert not got[data.lengths == 0].any()
+    pages = np.asarray(seen.of(jnp.asarray(ends[0], jnp.float32), case.size))
+    np.testing.assert_allclose(pages, got.reshape(*got.shape[:-1], -1, case.size).sum(-1), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("parts", [2, 4])
