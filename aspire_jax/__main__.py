@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aspire_jax.cli import main
+from aspire_jax.cli import process
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(process())

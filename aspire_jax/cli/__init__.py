@@ -10,7 +10,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from aspire_jax.cli import allocator, convert, demo, generate, info, trace
@@ -22,10 +22,16 @@ _COMMANDS = {"generate": generate, "trace": trace, "demo": demo, "info": info, "
 _DECODING = ("generate", "trace", "demo")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def process() -> int:
+    """`aspire`: runs the command that this process was started for, decoding with memory settings of its own."""
+    return main(prepare=allocator.settle)
+
+
+def main(argv: Sequence[str] | None = None, prepare: Callable[[], None] = lambda: None) -> int:
     """Runs the command that `argv` names. Returns the exit code.
 
-    Without `argv` this is the command line of a process of its own, which decoding starts again (`allocator.settle`).
+    Args:
+      prepare: called before a command that decodes, once its arguments are known to be good.
     """
     parser = _Parser(prog="aspire", description="Exact long-context batch decoding, faster.")
     parser.add_argument("--version", action="store_true", help="print the version")
@@ -44,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return BAD_INPUT
-    if argv is None and args.command in _DECODING:
-        allocator.settle()
+    if args.command in _DECODING:
+        prepare()
     if isinstance(sys.stdout, io.TextIOWrapper):  # an answer may hold any character, whatever the terminal's encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -2,7 +2,7 @@
 
 glibc takes them from the environment before `main`, so the process starts itself again with them: the same process
 number, the same arguments, a few milliseconds, before anything heavy is imported. What they bring is in
-docs/architecture.md ("On a CPU"). A process that merely imports the library keeps its own settings.
+docs/architecture.md ("What XLA wants on a CPU"). A process that merely imports the library keeps its own settings.
 """
 
 from __future__ import annotations

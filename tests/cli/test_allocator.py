@@ -58,15 +58,14 @@ def test_ones_own_settings_are_kept(own):
 
 @_GLIBC
 def test_only_a_process_that_decodes(started, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["aspire", "info", str(tmp_path)])
-    assert cli.main() == 2 and not started
     missing = str(tmp_path / "none.jsonl")
     line = ["generate", "--model", "smollm2-135m", "--input", missing, "--output", str(tmp_path / "out.jsonl")]
-    assert cli.main(line) == 2 and not started  # called from a program: the process is not the command's
-    monkeypatch.setattr(sys, "argv", ["aspire", "generate"])
-    assert cli.main() == 2 and not started  # arguments are checked first
+    for without in (["info", str(tmp_path)], ["generate"]):  # nothing to decode, or bad arguments
+        monkeypatch.setattr(sys, "argv", ["aspire", *without])
+        assert cli.process() == 2 and not started
     monkeypatch.setattr(sys, "argv", ["aspire", *line])
-    assert cli.main() == 2 and len(started) == 1
+    assert cli.main() == cli.main(line) == 2 and not started  # called from a program: the process is not the command's
+    assert cli.process() == 2 and len(started) == 1
     program, arguments, environment = started[0]
     assert program == arguments[0] == sys.executable and arguments[1:] == sys.orig_argv[1:]
     assert environment == {**os.environ, allocator.VARIABLE: allocator.SETTINGS}
