@@ -2,7 +2,7 @@
 
 glibc takes them from the environment before `main`, so the process starts itself again with them: the same process
 number, the same arguments. A command does so before it imports anything heavy, in some 40 ms. What the settings bring
-is in docs/architecture.md ("What XLA wants on a CPU"), and what they cost: up to a GiB of freed memory is kept.
+is in docs/architecture.md ("What XLA wants on a CPU").
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ VARIABLE = "GLIBC_TUNABLES"
 SETTINGS = ":".join(
     (
         "glibc.malloc.hugetlb=1",
-        f"glibc.malloc.mmap_threshold={1 << 28}",
-        f"glibc.malloc.trim_threshold={1 << 30}",
+        f"glibc.malloc.mmap_threshold={1 << 25}",
+        f"glibc.malloc.trim_threshold={1 << 28}",
         f"glibc.malloc.top_pad={1 << 26}",
     )
 )
-# Before this version glibc refuses such a threshold without a word and takes the others, which is worse than none.
-_SINCE = (2, 35)
+_SINCE = (2, 35)  # the first glibc with huge pages
 _SETTLED = "aspire_settled"  # an option of the interpreter: it arrives even where the variable does not
 
 
