@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aspire_jax.attention.xla import by_page
 from aspire_jax.draft_length import Signals
 
 
@@ -51,7 +52,7 @@ def outside_of(weights: jax.Array, selection: jax.Array, page_size: int) -> jax.
     if selection.ndim == 2:
         weights, selection = jnp.mean(weights, axis=2, keepdims=True), selection[:, None]
     mean = jnp.mean(weights, axis=(1, 3))  # [B, Hkv, S], or one for all heads
-    pages = mean.reshape(*mean.shape[:2], -1, page_size).sum(axis=-1)
+    pages = by_page(mean, page_size)
     inside = jnp.take_along_axis(pages, jnp.maximum(selection, 0), axis=2)
     inside = jnp.sum(jnp.where(selection >= 0, inside, np.float32(0.0)), axis=2)
     # By rounding the selected pages may hold a little more than all of them.
