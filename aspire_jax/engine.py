@@ -16,7 +16,7 @@ from aspire_jax import reproducible as exact
 from aspire_jax.config import ModelConfig
 from aspire_jax.context import ContextPolicy, Plan, Room
 from aspire_jax.costs import TERMS, CostModel
-from aspire_jax.draft_length import DraftLengthPolicy, instrumented, most_emitted_of, signals_of
+from aspire_jax.draft_length import DraftLengthPolicy, instrumented, most_emitted_of, pauses, signals_of
 from aspire_jax.sampling import rows as sampling_rows
 from aspire_jax.sampling.rows import Sampling, Support
 from aspire_jax.shapes import Shapes
@@ -109,6 +109,11 @@ class Engine:
     def instrumented(self) -> bool:
         """Whether verifications measure what tracing wants to know."""
         return instrumented(self.draft_length)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether phases without a draft have a program of their own (see `pause`)."""
+        return pauses(self.draft_length) and not self.instrumented
 
     @property
     def pages(self) -> int:
@@ -242,6 +247,7 @@ class State:
       context, draft_length: the policies' states.
       cost: the cost model the draft-length policy plans with.
       work: [4] work done since the host last set it to zero.
+      idle: scalar int32, steps since a row last drafted or held a draft.
       shape_steps: [number of shapes] int32, steps by shape since `init`.
     """
 
@@ -256,6 +262,7 @@ class State:
     draft_length: Any
     cost: CostModel
     work: jax.Array
+    idle: jax.Array
     shape_steps: jax.Array
 
 
@@ -305,5 +312,6 @@ def init(engine: Engine, cost: CostModel) -> State:
         draft_length=engine.draft_length.init(b),
         cost=cost,
         work=jnp.zeros((TERMS,), jnp.float32),
+        idle=jnp.zeros((), jnp.int32),
         shape_steps=jnp.zeros((len(engine.shapes.all),), jnp.int32),
     )

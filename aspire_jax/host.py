@@ -27,6 +27,7 @@ from aspire_jax.request import Prepared
 from aspire_jax.results import Chunk, Completion, Report, Stats
 from aspire_jax.sampling import params as sampling_params
 from aspire_jax.sizing import machine_prior
+from aspire_jax.step import NEVER
 from aspire_jax.transcript import Transcript
 
 # Tokens of a prompt that one call prefills; the fastest on a CPU.
@@ -34,6 +35,8 @@ CHUNK = 256
 # Steps between two looks of the host: often enough for text to flow and stop strings to be noticed, seldom enough
 # to cost nothing.
 RUN_STEPS = 16
+# Steps without a draft after which the program without drafts takes over; its return costs one step that measures.
+PATIENCE = 4
 
 ProgressCallback = Callable[[Report], None]
 
@@ -86,6 +89,7 @@ class Stream(Iterator[Chunk]):
         if cache is not None:
             self._held[: len(requests)] = [r.tokens[:-1] for r in requests]
         self._finished = Stats(steps=0, drafted=0, accepted=0, verifications=0, emitted=0)
+        self._pausing = False  # whether the batch decodes plainly for the time being
         self._chunks: Generator[Chunk] = self._serve()
 
     def __iter__(self) -> Self:
@@ -180,9 +184,16 @@ class Stream(Iterator[Chunk]):
         until_finished = 0 if self._queue else self._engine.batch
         jax.block_until_ready(state.slots.length)
         started = time.perf_counter()
-        state = programs.run(self._model.params, state, np.int32(RUN_STEPS), np.int32(until_finished), np.int32(-1))
+        limits = np.int32(RUN_STEPS), np.int32(until_finished), np.int32(-1)
+        patience = NEVER if programs.pause is None else PATIENCE
+        if self._pausing:
+            state = programs.pause(self._model.params, state, *limits)
+        else:
+            state = programs.run(self._model.params, state, *limits, np.int32(patience))
         work = np.array(state.work)  # waits for the run
         seconds = time.perf_counter() - started
+        # A pause that takes no step at all is one that the policy wants no more.
+        self._pausing = work[0] > 0 if self._pausing else int(state.idle) >= patience
         self.fit.update(work, seconds)
         self.report.decode_seconds += seconds
         self.report.steps += int(work[0])

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from aspire_jax import engine as engine_lib
-from aspire_jax import observation, prefix
+from aspire_jax import observation, pause, prefix
 from aspire_jax import prefill as prefill_lib
 from aspire_jax import step as step_lib
 from aspire_jax.cache import KVCache
@@ -53,12 +53,13 @@ def compiler_options(engine: Engine, launch: str = LAUNCH) -> dict[str, bool | s
 
 @dataclasses.dataclass(eq=False)
 class Programs:
-    """Compiled `init`, `prefill`, `copy_prefix`, `admit`, `observe_prompt` and `run`.
+    """Compiled `init`, `prefill`, `copy_prefix`, `admit`, `observe_prompt`, `run` and `pause.run`.
 
     Without the static engine argument; the state is donated.
 
     Attributes:
       home: where state lives.
+      pause: `pause.run`, None where the draft-length policy asks for no such thing.
       observe: `observe_prompt`, None where the context policy asks for no such thing.
       blank: as `init`, without a cache: takes over one that is already filled.
       chunk: tokens that `prefill` takes.
@@ -73,6 +74,7 @@ class Programs:
     copy_prefix: Any
     admit: Any
     run: Any
+    pause: Any = None
     observe: Any = None
     rehearsed: bool = False
 
@@ -113,8 +115,10 @@ def _compile(engine: Engine, chunk: int, tree: Any, leaves: tuple[tuple[Any, Any
         "admit": _lowered(
             prefill_lib.admit, engine, state, number, number, number, number, ints(engine.max_stop), settings, donate=0
         ),
-        "run": _lowered(step_lib.run, engine, params, state, number, number, number, donate=1),
+        "run": _lowered(step_lib.run, engine, params, state, number, number, number, number, donate=1),
     }
+    if engine.pauses:
+        jits["pause"] = _lowered(pause.run, engine, params, state, number, number, number, donate=1)
     window = engine.plan.prompt_window
     if window:
         jits["observe"] = _lowered(
@@ -135,10 +139,14 @@ def rehearse(programs: Programs, engine: Engine, params: Params, state: State) -
     length = np.full((engine.batch,), min(engine.block, engine.capacity - 1), np.int32)
     nothing = np.zeros((programs.chunk,), np.int32)  # no token of it counts, so none is written
     state = programs.prefill(params, state, np.int32(0), nothing, length[0], np.int32(0))
-    for shape in range(len(engine.shapes.all)):
+    one, everyone, never = np.int32(1), np.int32(engine.batch), np.int32(step_lib.NEVER)
+    steps: list[tuple[Any, tuple[np.int32, ...]]]
+    steps = [(programs.run, (np.int32(shape), never)) for shape in range(len(engine.shapes.all))]
+    if programs.pause is not None:
+        steps += [(programs.pause, (np.int32(shape),)) for shape in range(len(pause.plain(engine).shapes.all))]
+    for run, how in steps:
         slots = dataclasses.replace(state.slots, length=jax.device_put(length, programs.home))
-        state = dataclasses.replace(state, slots=slots)
-        state = programs.run(params, state, np.int32(1), np.int32(engine.batch), np.int32(shape))
+        state = run(params, dataclasses.replace(state, slots=slots), one, everyone, *how)
     jax.block_until_ready(state.work)
     programs.rehearsed = True
     return state.cache

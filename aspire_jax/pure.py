@@ -7,6 +7,7 @@
     state = pure.admit(engine, state, slot, length, pending, max_new, stop)
     state = pure.observe_prompt(engine, params, state, slot, tokens, count)     where engine.plan.prompt_window is not 0
     state = pure.run(engine, params, state, max_steps, until_finished)          or pure.step, one at a time
+    state = pure.pause(engine, params, state, max_steps, until_finished)        where the policy drafts nothing for now
 
 Sampling: `configure(..., sampling=Support())`, and `settings(support, SamplingParams(...), prompt, vocabulary)` as the
 last argument of `admit`.
@@ -22,6 +23,7 @@ from aspire_jax.engine import LENGTH, RUNNING, STOP, Engine, Slots, State, init
 from aspire_jax.methods import METHODS, Method, configure
 from aspire_jax.observation import observe_prompt, window_of
 from aspire_jax.params import unstack
+from aspire_jax.pause import run as pause
 from aspire_jax.prefill import admit, chunks, prefill
 from aspire_jax.prefix import copy as copy_prefix
 from aspire_jax.sampling.params import SamplingParams, settings
@@ -48,6 +50,7 @@ __all__ = [
     "copy_prefix",
     "init",
     "observe_prompt",
+    "pause",
     "prefill",
     "roofline",
     "run",

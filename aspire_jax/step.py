@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,6 +29,9 @@ from aspire_jax.sampling.rows import Sampling
 from aspire_jax.shaped import Done, in_shape, no_step
 from aspire_jax.upkeep import outdated, renew, write
 
+# Patience without end.
+NEVER = np.iinfo(np.int32).max
+
 
 def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | int = -1) -> State:
     """One step of every active row.
@@ -35,7 +39,7 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
     Args:
       rehearsed: scalar int32, index of the shape to rehearse, as in `run`; -1: none.
     """
-    view = _view(engine, state)
+    view = view_of(engine, state)
     drafting, queries = decide(engine.draft_length, engine.mixed, state.draft_length, view)
     shapes = engine.shapes
     index = shapes.choose(drafting, queries, view.lengths)
@@ -84,6 +88,7 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
         sampling=sampling,
         draft_length=engine.draft_length.update(state.draft_length, outcome),
         work=state.work + work,
+        idle=jnp.where(jnp.any(drafting | (commit.slots.drafted > 0)), 0, state.idle + 1),
         shape_steps=state.shape_steps.at[index].add(1),
     )
 
@@ -95,6 +100,7 @@ def run(
     max_steps: jax.Array,
     until_finished: jax.Array,
     rehearsed: jax.Array | int = -1,
+    patience: jax.Array | int = NEVER,
 ) -> State:
     """Steps until no row is active, `max_steps` are done, or more than `until_finished` rows have become inactive.
 
@@ -106,19 +112,37 @@ def run(
         if it were active; -1: none. Of the state only the cache is as it was. XLA builds some of a CPU's kernels when
         they first run, at several times the time of the step itself; a rehearsal puts that before the first step that
         counts.
+      patience: scalar int32; the loop ends, too, once in so many steps on end nobody drafted. `pause.run` can go on.
     """
+
+    def goes_on(done: jax.Array, s: State) -> jax.Array:
+        return jnp.minimum(done, s.idle) < patience
+
+    return loop(engine, params, state, max_steps, until_finished, rehearsed, goes_on)
+
+
+def loop(
+    engine: Engine,
+    params: Params,
+    state: State,
+    max_steps: jax.Array,
+    until_finished: jax.Array,
+    rehearsed: jax.Array | int,
+    goes_on: Callable[[jax.Array, State], jax.Array],
+) -> State:
+    """`run` while it also `goes_on`, which is asked with the steps done and the state."""
     at_start = jnp.sum(state.slots.active)
 
-    def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
+    def acts(carry: tuple[jax.Array, State]) -> jax.Array:
         done, s = carry
         active = jnp.sum(s.slots.active)
-        acts = (active > 0) & (at_start - active <= until_finished)
+        acts = (active > 0) & (at_start - active <= until_finished) & goes_on(done, s)
         return (done < max_steps) & (acts | (rehearsed >= 0))
 
     def body(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
         return carry[0] + 1, step(engine, params, carry[1], rehearsed)
 
-    return jax.lax.while_loop(goes_on, body, (jnp.int32(0), state))[1]
+    return jax.lax.while_loop(acts, body, (jnp.int32(0), state))[1]
 
 
 def decide(policy: DraftLengthPolicy, mixed: bool, policy_state: Any, view: View) -> tuple[jax.Array, jax.Array]:
@@ -137,14 +161,15 @@ def decide(policy: DraftLengthPolicy, mixed: bool, policy_state: Any, view: View
     return drafting, queries.astype(jnp.int32)
 
 
-def _view(engine: Engine, state: State) -> View:
+def view_of(engine: Engine, state: State) -> View:
+    """The batch as the draft-length policy sees it."""
     s = state.slots
     left = jnp.minimum(s.max_new - s.emitted - 1, engine.capacity - s.length - 1)
     limit = jnp.where(s.fresh, 0, jnp.clip(left, 0, engine.d_max))
     pages = jnp.sum(state.selection >= 0, axis=-1).astype(jnp.float32)  # [n_sets, B], or of each KV head
     selected = jnp.mean(pages, axis=(0, *range(2, pages.ndim)))  # [B] pages
     selected = jnp.minimum(selected * np.float32(engine.page_size), s.length.astype(jnp.float32))
-    return View(s.active, s.drafted, limit, s.length, selected, state.cost, engine.shapes)
+    return View(s.active, s.drafted, limit, s.length, selected, state.idle, state.cost, engine.shapes)
 
 
 def _rehearsal(engine: Engine, rehearsed: jax.Array | int, *step: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -22,9 +22,11 @@ from aspire_jax.draft_length.interface import (
     in_step,
     instrumented,
     most_emitted_of,
+    pauses,
     signals_of,
 )
 from aspire_jax.draft_length.oracle import OracleDraftLength, OracleState
+from aspire_jax.draft_length.paused import Paused
 from aspire_jax.draft_length.plain import NoDraft
 from aspire_jax.draft_length.record import Record, RecordDraftLength
 
@@ -45,6 +47,7 @@ __all__ = [
     "OracleDraftLength",
     "OracleState",
     "Outcome",
+    "Paused",
     "Record",
     "RecordDraftLength",
     "Signals",
@@ -54,5 +57,6 @@ __all__ = [
     "in_step",
     "instrumented",
     "most_emitted_of",
+    "pauses",
     "signals_of",
 ]

@@ -42,7 +42,6 @@ class AdaptiveState:
       tokens, seconds: scalars, fading sums over the steps so far: tokens per active row, and time. Their ratio times
         the rows is lambda; by row, so that a batch whose rows end one by one does not value time by what more rows made
         of it.
-      idle: scalar int32, steps since a draft was last made.
       ledger: what speculation has cost and brought.
     """
 
@@ -51,7 +50,6 @@ class AdaptiveState:
     made: jax.Array
     tokens: jax.Array
     seconds: jax.Array
-    idle: jax.Array
     ledger: regret.Ledger
 
 
@@ -89,6 +87,10 @@ class AdaptiveDraftLength:
     def signals(self) -> tuple[str, ...]:
         return ("margin",) if self.confidence else ()
 
+    @property
+    def pauses(self) -> bool:
+        return True
+
     def init(self, batch: int) -> AdaptiveState:
         zero = jnp.zeros((), jnp.float32)
         return AdaptiveState(
@@ -97,7 +99,6 @@ class AdaptiveDraftLength:
             made=jnp.zeros((batch,), jnp.int32),
             tokens=zero,
             seconds=zero,
-            idle=jnp.zeros((), jnp.int32),
             ledger=regret.empty(),
         )
 
@@ -117,7 +118,7 @@ class AdaptiveDraftLength:
             wants = mix & (allowed | (view.drafted > 0))
             action = jnp.where(mix_gain >= march_gain, jnp.where(wants, DRAFT, VERIFY), action)
         # Plain steps are all alike and tell nothing of what drafting would cost or yield by now.
-        probe = (state.idle >= _PROBE) & allowed & ~jnp.any(view.active & (view.drafted > 0))
+        probe = (view.idle >= _PROBE) & allowed & ~jnp.any(view.active & (view.drafted > 0))
         return jnp.where(probe, in_step(view.active & (view.limit > 0)), action).astype(jnp.int32)
 
     def update(self, state: AdaptiveState, outcome: Outcome) -> AdaptiveState:
@@ -133,7 +134,6 @@ class AdaptiveDraftLength:
             made=jnp.where(outcome.verified, 0, state.made + outcome.drafted.astype(jnp.int32)),
             tokens=np.float32(_PACE) * state.tokens + jnp.sum(outcome.emitted).astype(jnp.float32) / rows,
             seconds=np.float32(_PACE) * state.seconds + outcome.seconds,
-            idle=jnp.where(jnp.any(outcome.drafted), 0, state.idle + 1),
             ledger=regret.entered(state.ledger, outcome, _LEDGER),
         )
 

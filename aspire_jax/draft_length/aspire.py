@@ -78,6 +78,10 @@ class AspireDraftLength:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected a number between 0 and 1")
 
+    @property
+    def pauses(self) -> bool:
+        return True
+
     def init(self, batch: int) -> AspireState:
         return AspireState(
             alpha=jnp.full((batch,), self.alpha_0, jnp.float32),

@@ -25,6 +25,7 @@ class View(NamedTuple):
       limit: [B] most drafts a row may hold now: at most d_max, fewer near its end, 0 while nothing of it was measured.
       lengths: [B] committed tokens.
       selected: [B] float32, tokens a drafting step of the row reads in a layer, by its last selection.
+      idle: scalar int32, steps since a row last drafted or held a draft.
       cost: the cost model.
       shapes: the engine's step shapes (static).
     """
@@ -34,6 +35,7 @@ class View(NamedTuple):
     limit: jax.Array
     lengths: jax.Array
     selected: jax.Array
+    idle: jax.Array
     cost: CostModel
     shapes: Shapes
 
@@ -98,6 +100,8 @@ class DraftLengthPolicy(Protocol):
     most_emitted (int | None): tokens a verification may emit; its other accepted drafts are dropped.
     instrumented (bool): verifications measure `Outcome.recall`, at the price of all attention once more, and score
       pages by their first and their last emitted token's query, in place of their last query.
+    pauses (bool): it may draft nothing for many steps on end; they then run in a program of their own, which is plain
+      decoding's and is compiled in addition.
     """
 
     @property
@@ -147,3 +151,8 @@ def most_emitted_of(policy: DraftLengthPolicy) -> int | None:
 def instrumented(policy: DraftLengthPolicy) -> bool:
     """Whether `policy` asks for the measurements of tracing."""
     return bool(getattr(policy, "instrumented", False))
+
+
+def pauses(policy: DraftLengthPolicy) -> bool:
+    """Whether `policy` asks for a program without drafts."""
+    return bool(getattr(policy, "pauses", False))

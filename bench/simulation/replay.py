@@ -61,6 +61,7 @@ class Carry(NamedTuple):
 
     Attributes:
       request, position, drafted: [B] the request a row serves, tokens it has emitted, drafts it holds.
+      idle: scalar, steps since a row last drafted or held a draft.
       policy: the policy's state.
       totals: [4] tokens, verifications, drafts verified, drafts accepted; seconds: scalar; work: [4].
     """
@@ -68,6 +69,7 @@ class Carry(NamedTuple):
     request: jax.Array
     position: jax.Array
     drafted: jax.Array
+    idle: jax.Array
     policy: Any
     totals: jax.Array
     seconds: jax.Array
@@ -139,6 +141,7 @@ def begin(policy: DraftLengthPolicy, scene: Arrays) -> Carry:
         request=rows % requests,
         position=(rows * 37) % positions,
         drafted=jnp.zeros((batch,), jnp.int32),
+        idle=jnp.zeros((), jnp.int32),
         policy=policy.init(batch),
         totals=jnp.zeros((4,), jnp.float32),
         seconds=jnp.zeros((), jnp.float32),
@@ -160,7 +163,7 @@ def advance(policy: DraftLengthPolicy, mixed: bool, shapes: Any, steps: int, sce
         length = start[carry.request] + carry.position
         selected = jnp.minimum(jnp.maximum(share * length.astype(jnp.float32), least), length.astype(jnp.float32))
         limit = jnp.full((batch,), policy.d_max, jnp.int32)
-        view = View(active, carry.drafted, limit, length, selected, cost, shapes)
+        view = View(active, carry.drafted, limit, length, selected, carry.idle, cost, shapes)
         drafting, queries = decide(policy, mixed, carry.policy, view)
         verified = (queries > 0) & ~drafting
         drafts = jnp.where(verified, carry.drafted, 0)
@@ -186,10 +189,12 @@ def advance(policy: DraftLengthPolicy, mixed: bool, shapes: Any, steps: int, sce
         position = carry.position + emitted
         ended = position >= positions
         counts = (emitted, verified, drafts, accepted)
+        held = jnp.where(drafting, carry.drafted + 1, jnp.where(verified, 0, carry.drafted))
         return Carry(
             request=jnp.where(ended, (carry.request + batch) % requests, carry.request),
             position=jnp.where(ended, 0, position),
-            drafted=jnp.where(drafting, carry.drafted + 1, jnp.where(verified, 0, carry.drafted)),
+            drafted=held,
+            idle=jnp.where(jnp.any(drafting | (held > 0)), 0, carry.idle + 1),
             policy=policy.forget(policy.update(carry.policy, outcome), ended),
             totals=carry.totals + jnp.stack([jnp.sum(x).astype(jnp.float32) for x in counts]),
             seconds=carry.seconds + actual.seconds(work),

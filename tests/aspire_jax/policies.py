@@ -31,6 +31,7 @@ def view(d_max: int, prices: Iterable[float] = tiny.COST, **fields: Any) -> View
         "limit": [d_max] * B,
         "lengths": [1024] * B,
         "selected": [128.0] * B,
+        "idle": 0,
     }
     of_shapes = {k: fields.pop(k) for k in ("dense", "mixed") if k in fields}
     arrays = {k: jnp.asarray(v) for k, v in {**base, **fields}.items()}

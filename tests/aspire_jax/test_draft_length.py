@@ -134,7 +134,7 @@ def test_own_gamma_is_the_papers_argmax(per_token: bool) -> None:
 
         def goes_on(d: jax.Array) -> jax.Array:
             rows = jnp.ones((B,), jnp.int32)
-            v = View(rows > 0, rows * d, rows * d_max, lengths, selected, tiny.CostModel(b), static)
+            v = View(rows > 0, rows * d, rows * d_max, lengths, selected, jnp.int32(0), tiny.CostModel(b), static)
             return policy.decide(state, v) == DRAFT
 
         return jnp.sum(jax.vmap(goes_on)(jnp.arange(d_max)), axis=0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aspire_jax import engine as eng
-from aspire_jax import methods, params, prefill, prefix, programs, step
+from aspire_jax import methods, params, pause, prefill, prefix, programs, step
 from aspire_jax.context import RefreshContext
 from aspire_jax.draft_length import AspireDraftLength
 from aspire_jax.sampling import draw
@@ -75,20 +75,33 @@ def test_a_rehearsal_runs_every_shape_and_keeps_the_cache(method: str) -> None:
     state = made.init(tiny.cost(*tiny.COST))
     state = dataclasses.replace(state, cache=jax.tree.map(lambda x: x + x.dtype.type(3), state.cache))
     blank = made.blank(tiny.cost(*tiny.COST))
-    seen = []
+    seen: list[tuple[list[int], list[int]]] = []
     real, prefills, prefill = made.run, [], made.prefill
-    made.run = lambda *args: seen.append(real(*args)) or seen[-1]
+
+    def noted(run: Any) -> Any:
+        def call(*args: Any) -> Any:
+            after = run(*args)
+            seen.append((np.asarray(after.shape_steps).tolist(), np.asarray(after.slots.steps).tolist()))
+            return after
+
+        return run and call
+
+    made.run, made.pause = noted(made.run), noted(made.pause)
     made.prefill = lambda *args: prefills.append(args[3].shape) or prefill(*args)
     cache = programs.rehearse(made, engine, params_of, state)
-    assert made.rehearsed and len(seen) == len(engine.shapes.all) >= 2
+    shapes = len(engine.shapes.all)
+    assert made.rehearsed and shapes >= 2
     assert prefills == [(16,)]
-    assert np.asarray(seen[-1].shape_steps).tolist() == [1] * len(engine.shapes.all)
-    acted = np.asarray(seen[-1].slots.steps)  # every row in each
-    assert acted.tolist() == [len(engine.shapes.all)] * engine.batch
+    # Every row in each.
+    assert seen[shapes - 1] == ([1] * shapes, [shapes] * engine.batch)
+    plain = {"aspire": 2}.get(method, 0)  # shapes of the program without drafts
+    assert len(seen) == shapes + plain
+    assert seen[-1][1] == [shapes + plain] * engine.batch and sum(seen[-1][0]) == shapes + plain
     assert all((np.asarray(x) == 3).all() for x in jax.tree.leaves(cache))
     assert not np.asarray(blank.slots.active).any()
     # Without it, a state without active rows takes no step.
-    after = real(params_of, dataclasses.replace(blank, cache=cache), np.int32(5), np.int32(2), np.int32(-1))
+    idle = dataclasses.replace(blank, cache=cache)
+    after = real(params_of, idle, np.int32(5), np.int32(2), np.int32(-1), np.int32(step.NEVER))
     assert not np.asarray(after.shape_steps).any()
 
 
@@ -158,6 +171,18 @@ def test_the_loop_does_not_copy_the_cache(engine: eng.Engine) -> None:
     number = jax.ShapeDtypeStruct((), jnp.int32)
     run = jax.jit(step.run, static_argnums=0, donate_argnums=2)
     check_memory(engine, state, run.lower(engine, weights, state, number, number))
+
+
+@pytest.mark.parametrize("name", ["in step dense, rejecting", "mixed packed scanned", "mixed reproducible"])
+def test_a_pause_copies_neither_the_cache_nor_what_drafting_needs(name: str) -> None:
+    engine = WIDE_ENGINES[name]
+    weights, state = abstract(engine)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    rest = jax.jit(pause.run, static_argnums=0, donate_argnums=2)
+    lowered = rest.lower(engine, weights, state, number, number)
+    check_memory(engine, state, lowered)
+    memory = lowered.compile(compiler_options={"xla_backend_optimization_level": 0}).memory_analysis()
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 1 << 16
 
 
 def test_drawing_does_not_copy_the_proposals() -> None:
