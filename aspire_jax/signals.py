@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aspire_jax.attention.xla import by_page
+from aspire_jax.attention.softmax import by_page
 from aspire_jax.draft_length import Signals
 
 

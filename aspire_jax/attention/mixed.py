@@ -15,7 +15,7 @@ from aspire_jax import instrument, signals
 from aspire_jax.attention import reproducible as exact
 from aspire_jax.attention import xla
 from aspire_jax.attention.interface import Attention, ends
-from aspire_jax.attention.softmax import Partial, attend, log_sum_exp, merge, nothing
+from aspire_jax.attention.softmax import Partial, attend, by_page, log_sum_exp, merge, nothing
 
 if TYPE_CHECKING:
     from aspire_jax.engine import Engine, State
@@ -31,8 +31,8 @@ def page_mass(weights: jax.Array, heads: str, page_size: int) -> jax.Array:
     if heads == "max":
         # Two passes for a CPU, heads and then tokens: as one, which XLA would make of them, they take a third longer.
         token = jax.lax.optimization_barrier(jnp.max(weights, axis=(2, 3)))
-        return jnp.mean(xla.by_page(token, page_size), axis=1)
-    return jnp.mean(xla.by_page(weights, page_size), axis=(1, 3) if heads == "kv" else (1, 2, 3))
+        return jnp.mean(by_page(token, page_size), axis=1)
+    return jnp.mean(by_page(weights, page_size), axis=(1, 3) if heads == "kv" else (1, 2, 3))
 
 
 _New = tuple[jax.Array, jax.Array, jax.Array]
@@ -55,6 +55,8 @@ class XlaAttention(Attention):
         slot = jnp.arange(engine.d_max, dtype=jnp.int32)[None]
         self.tail_now = slot == s.drafted[:, None]  # [B, tail] where this step's draft token goes
         self.tail_seen = slot <= s.drafted[:, None]
+        # A mean over heads may come after the sum over a page's tokens, a maximum may not.
+        self.kept_page = 1 if engine.plan.heads == "max" else engine.page_size
         self.seen: xla.Seen | None = None  # of the layer attended to last, where it is measured
         if shape.kind == "packed":
             causal = (batch.query[:, None] >= batch.query[None, :]) & (batch.row[:, None] == batch.row[None, :])
@@ -108,7 +110,9 @@ class XlaAttention(Attention):
         c, s = self.cache, self.state.slots
         k, v = kv.leaf(c.k, layer), kv.leaf(c.v, layer)
         last = jnp.clip(self.batch.queries - 1, 0, q.shape[1] - 1)
-        part, self.seen = xla.over_rows_keeping(q, k, v, s.table, self.lengths, self.engine.consecutive, last)
+        part, self.seen = xla.over_rows_keeping(
+            q, k, v, s.table, self.lengths, self.engine.consecutive, last, self.kept_page
+        )
         return part
 
     def among_new(self, q: jax.Array, k: jax.Array, v: jax.Array) -> Partial:
@@ -204,10 +208,7 @@ class XlaAttention(Attention):
             asked = ends(self.batch, self.shape)
             if self.seen is not None:
                 lse = log_sum_exp(part)[jnp.minimum(asked, q.shape[0] - 1)]
-                if heads == "max":
-                    weights = self.seen.of(lse)
-                else:  # a mean over heads may come after the sum over a page's tokens: one weight a page from here on
-                    weights, size = self.seen.of(lse, size), 1
+                weights, size = self.seen.of(lse), size // self.kept_page
                 self.seen = None
             else:
                 weights = self.weights(q, part, layer, asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -239,7 +240,7 @@ def test_weights_kept_from_attention(case: Case) -> None:
     """Those of each row's first and last query, under the denominator of more keys than those in the cache."""
     data = draw(case, "shuffled")
     last = np.random.default_rng(3).integers(0, case.q, case.b).astype(np.int32)
-    keeping = jax.jit(xla.over_rows_keeping, static_argnums=5)
+    keeping = jax.jit(xla.over_rows_keeping, static_argnums=(5, 7))
     part, seen = keeping(data.q, data.k, data.v, data.table, data.lengths, False, last)
     out, lse, weights = by_rows(data)
     check(part, out, lse)
@@ -251,7 +252,9 @@ def test_weights_kept_from_attention(case: Case) -> None:
     assert got.shape == (case.b, 2, case.h, case.g, case.pages * case.size)
     assert np.linalg.norm(got - ends[1]) <= 1e-4 * np.linalg.norm(ends[1])
     assert not got[data.lengths == 0].any()
-    pages = np.asarray(seen.of(jnp.asarray(ends[0], jnp.float32), case.size))
+    part, seen = keeping(data.q, data.k, data.v, data.table, data.lengths, False, last, case.size)
+    check(part, out, lse)
+    pages = np.asarray(seen.of(jnp.asarray(ends[0], jnp.float32)))
     np.testing.assert_allclose(pages, got.reshape(*got.shape[:-1], -1, case.size).sum(-1), rtol=1e-5, atol=1e-7)
 
 
@@ -309,6 +312,10 @@ def test_attention_does_not_depend_on_the_form_chosen(queries: int, each: bool) 
     assert not np.asarray(part.total)[~some].any()
     seen = some[:, kept[0]]
     close(np.asarray(weights)[seen], exact[:, kept[0]][seen])
+    by_pages = jax.jit(functools.partial(attend_keeping, page=20))
+    paged, pages = by_pages(*(x.astype(np.float32) for x in (q, k, v)), visible, kept)
+    close(normalise(paged), expected)
+    close(np.asarray(pages)[seen], exact[:, kept[0]].reshape(2, 3, 15, 20).sum(-1)[seen])
 
 
 def test_bfloat16_accumulates_in_float32() -> None:
