@@ -185,7 +185,6 @@ class Engine:
             width=exact.WIDTH if self.reproducible else None,
             alone=self.implementation == "pallas",
             few=self.instrumented,
-            scored=len(self.plan.verify_layers) / self.config.n_layers,
         )
 
 

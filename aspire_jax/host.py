@@ -36,7 +36,7 @@ CHUNK = 256
 # to cost nothing.
 RUN_STEPS = 16
 # Steps without a draft after which the program without drafts takes over; its return costs one step that measures.
-PATIENCE = 2
+PATIENCE = 4
 
 ProgressCallback = Callable[[Report], None]
 

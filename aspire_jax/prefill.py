@@ -58,7 +58,7 @@ def prefill(
             attended = pallas.chunk_attention(engine, state, q, k, v, layer, slot, start, count)
             return arithmetic.finish(weights, x, attended), (k, v)
         old_k, old_v = kv.leaf(state.cache.k, layer), kv.leaf(state.cache.v, layer)
-        before, old_k, old_v = xla.over_tiles(q[None], old_k, old_v, table, tiles, block, engine.consecutive)
+        before, _, old_k, old_v = xla.over_tiles(q[None], old_k, old_v, table, tiles, block, engine.consecutive)
         before = type(before)(*(y[0] for y in before))
         attended = arithmetic.across(
             lambda old, q, k, v: normalise(merge(old, xla.over_new(q, k, v, seen))), before, q, k, v

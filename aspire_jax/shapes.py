@@ -22,9 +22,6 @@ LOOP_STAIRS = (1, 5)
 # Reading a block through the tile loop costs this many times what it costs in the batched product (measured on the
 # CPU, where the loop copies each block first; see docs/architecture.md).
 LOOP_PENALTY = 2.7
-# Beside the loop page scores take a product of their own, over all rows: this many times the read of a context token
-# for each layer measured. The batched product has them as a by-product.
-LOOP_SCORES = 0.7
 # Copying a selected token costs as much as reading this many (a read, a write and a gather's indexing).
 COPY_READS = 2.0
 
@@ -65,7 +62,6 @@ class Shapes:
       width: where set, the one shape there is holds any step and is computed this many tokens at a time.
       alone: steps in which every row drafts have a shape of their own even where there are no batched ones.
       few: only the narrowest and the widest shape of each kind, for runs that are not timed: little to compile.
-      scored: share of the layers whose page scores a verification measures.
     """
 
     batch: int
@@ -78,7 +74,6 @@ class Shapes:
     width: int | None = None
     alone: bool = False
     few: bool = False
-    scored: float = 0.0
 
     @property
     def all(self) -> tuple[Shape, ...]:
@@ -108,7 +103,7 @@ class Shapes:
         total, most = jnp.sum(queries), jnp.max(queries)
         verifying = (queries > 0) & ~drafting
         loop_read = jnp.sum(jnp.where(verifying, self._blocks(lengths), 0).astype(jnp.float32))
-        in_one = np.float32(self.batch * self.capacity) <= np.float32(LOOP_PENALTY) * loop_read + self._loop_scores
+        in_one = np.float32(self.batch * self.capacity) <= np.float32(LOOP_PENALTY) * loop_read
         only_drafts, no_drafts = ~jnp.any(verifying), ~jnp.any(drafting)
         kinds = np.array([s.kind for s in self.all])
         draft, dense = kinds == "draft", kinds == "dense"
@@ -144,7 +139,7 @@ class Shapes:
         context = jnp.where(drafting, selected + np.float32(self.refreshes) * lengths.astype(jnp.float32), 0.0)
         blocks = jnp.where(verifying, self._blocks(lengths), 0).astype(jnp.float32)
         penalty = np.float32(LOOP_PENALTY if self.dense else 1.0)
-        loop_read = jnp.sum(blocks) * penalty + jnp.where(jnp.any(verifying), self._loop_scores, 0.0)
+        loop_read = jnp.sum(blocks) * penalty
         loop_pairs = jnp.sum(blocks * queries.astype(jnp.float32)) * penalty
         rows = np.float32(self.batch * self.capacity)
         read = jnp.where(dense > 0, rows, loop_read) + jnp.sum(context)
@@ -160,11 +155,6 @@ class Shapes:
         """Work [4] of copying every row's selected pages, beside the step it happens in."""
         zero = jnp.float32(0.0)
         return costs.work(zero, np.float32(COPY_READS) * jnp.sum(selected), zero) * np.array([0, 1, 1, 1], np.float32)
-
-    @property
-    def _loop_scores(self) -> np.float32:
-        """Context tokens whose read costs as much as the page scores of a step that goes through the tile loop."""
-        return np.float32(LOOP_SCORES * self.scored * self.batch * self.capacity * (self.dense and self.d_max > 0))
 
     def _blocks(self, lengths: jax.Array) -> jax.Array:
         return (lengths + self.block - 1) // self.block * self.block

@@ -15,7 +15,7 @@ from aspire_jax import instrument, signals
 from aspire_jax.attention import reproducible as exact
 from aspire_jax.attention import xla
 from aspire_jax.attention.interface import Attention, ends
-from aspire_jax.attention.softmax import Partial, attend, by_page, log_sum_exp, merge, nothing
+from aspire_jax.attention.softmax import MASKED, Partial, attend, by_page, log_sum_exp, merge, nothing
 
 if TYPE_CHECKING:
     from aspire_jax.engine import Engine, State
@@ -102,10 +102,16 @@ class XlaAttention(Attention):
         k, v = kv.leaf(c.k, layer), kv.leaf(c.v, layer)
         return xla.over_rows(q, k, v, s.table, self.lengths, self.engine.consecutive)
 
+    def keeps(self, layer: int | jax.Array, measured: tuple[int, ...]) -> bool:
+        """Whether `measure` will ask for the weights of this layer, which is to be one of those `measured`."""
+        e = self.engine
+        if self.instrumented or e.reproducible or not e.d_max:  # every query's; from tiles that hold new tokens, too
+            return False
+        return isinstance(layer, int) and layer in measured
+
     def whole_measured(self, q: jax.Array, layer: int | jax.Array) -> Partial:
         """As `whole`; keeps what `measure` asks for next, where it does."""
-        measured = isinstance(layer, int) and layer in self.engine.plan.verify_layers and self.engine.d_max
-        if not measured or self.instrumented:
+        if not self.keeps(layer, self.engine.plan.verify_layers):
             return self.whole(q, layer)
         c, s = self.cache, self.state.slots
         k, v = kv.leaf(c.k, layer), kv.leaf(c.v, layer)
@@ -132,26 +138,50 @@ class XlaAttention(Attention):
         index = b.first[tiles.row] + tiles.first
         index = jnp.clip(index[:, None] + jnp.arange(e.tile, dtype=jnp.int32)[None], 0, q.shape[0] - 1)
         pages_k, pages_v = kv.leaf(self.cache.k, layer), kv.leaf(self.cache.v, layer)
-        new = (q, k, v)
-        part, near, (pages_k, pages_v) = self.over_tiles(q[index], new, (pages_k, pages_v), tiles)
+        new, kept = (q, k, v), None
+        if self.keeps(layer, (*e.plan.verify_layers, *(e.plan.refresh_layers if with_drafts else ()))):
+            last = jnp.clip(b.queries[tiles.row] - 1 - tiles.first, 0, e.tile - 1)
+            kept = xla.columns_of(jnp.stack([jnp.zeros_like(last), last], axis=1), e.config.group)
+        part, weights, near, (pages_k, pages_v) = self.over_tiles(q[index], new, (pages_k, pages_v), tiles, kept)
+        if weights is not None:
+            self.seen = self.of_rows(weights, part.top, tiles)
         if isinstance(layer, int):
             cache = self.cache
             self.cache = kv.KVCache(kv.replaced(cache.k, layer, pages_k), kv.replaced(cache.v, layer, pages_v))
         of_token = jnp.minimum(tiles.of_row[b.row] + b.query // e.tile, tiles.row.shape[0] - 1)
         return Partial(*(x[of_token, b.query % e.tile] for x in part)), near
 
-    def over_tiles(self, q: jax.Array, new: _New, pages: _Pages, tiles: xla.Tiles) -> tuple[Partial, Partial, _Pages]:
+    def of_rows(self, weights: jax.Array, top: jax.Array, tiles: xla.Tiles) -> xla.Seen:
+        """What each row's first and last query attended to, from its first and last tile.
+
+        Args:
+          weights: [N, Hkv, 2 * G, P] of each tile's first query and its row's last; top: [N, tile, Hkv, G].
+        """
+        b, size, group = self.batch, self.engine.tile, self.engine.config.group
+        end = jnp.maximum(b.queries - 1, 0)
+        first, last = (jnp.minimum(tiles.of_row + n, top.shape[0] - 1) for n in (jnp.zeros_like(end), end // size))
+        tops = jnp.stack([top[first, 0], top[last, end % size]], axis=1)
+        # A row without tiles has been given others'.
+        tops = jnp.where((tiles.row[first] == jnp.arange(first.shape[0]))[:, None, None, None], tops, MASKED)
+        both = jnp.concatenate([weights[first, :, :group], weights[last, :, group:]], axis=2)  # [B, Hkv, 2 * G, P]
+        return xla.Seen(both.swapaxes(0, 1), tops)
+
+    def over_tiles(
+        self, q: jax.Array, new: _New, pages: _Pages, tiles: xla.Tiles, kept: jax.Array | None
+    ) -> tuple[Partial, jax.Array | None, Partial, _Pages]:
         """Tiles of queries `q` [N, tile, Hkv, G, D] over the cache, and all queries over the keys it does not hold.
 
         Args:
           new: queries, keys and values of the packed tokens; pages: one layer's keys and values.
+          kept: see `xla.over_tiles`.
 
         Returns:
-          Partials over [N, tile, Hkv, G] and over [T, Hkv, G], and the pages (see `xla.over_tiles`).
+          Partial over [N, tile, Hkv, G] and its weights by page (see `xla.over_tiles`), Partial over [T, Hkv, G], and
+          the pages.
         """
-        e, (k, v) = self.engine, pages
-        far, k, v = xla.over_tiles(q, k, v, self.state.slots.table, tiles, e.block, e.consecutive)
-        return far, xla.over_new(*new, self.new_seen), (k, v)
+        e, (k, v), table = self.engine, pages, self.state.slots.table
+        far, weights, k, v = xla.over_tiles(q, k, v, table, tiles, e.block, e.consecutive, kept, self.kept_page)
+        return far, weights, xla.over_new(*new, self.new_seen), (k, v)
 
     def attend(
         self,
@@ -239,11 +269,14 @@ class XlaAttention(Attention):
 class ReproducibleAttention(XlaAttention):
     """Every step is packed, and a query meets committed and new tokens in the same blocks."""
 
-    def over_tiles(self, q: jax.Array, new: _New, pages: _Pages, tiles: xla.Tiles) -> tuple[Partial, Partial, _Pages]:
+    def over_tiles(
+        self, q: jax.Array, new: _New, pages: _Pages, tiles: xla.Tiles, kept: jax.Array | None
+    ) -> tuple[Partial, jax.Array | None, Partial, _Pages]:
         """See `XlaAttention.over_tiles`."""
+        assert kept is None, "a reproducible step keeps no weights"
         e, b = self.engine, self.batch
         queries, new_k, new_v = new
         own = exact.new_tokens(new_k, new_v, b.first, jnp.where(b.drafting, 0, b.queries), e.d_max + 1)
         k, v = pages
         far, k, v = exact.over_tiles(q, k, v, own, self.state.slots.table, tiles, e.block, e.consecutive)
-        return far, nothing(queries), (k, v)
+        return far, None, nothing(queries), (k, v)

@@ -10,7 +10,7 @@ Queries are laid out [Hkv, B, N, D] with N = query tokens x group, query-major.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,12 @@ class Seen(NamedTuple):
         return weights * jnp.exp(self.top - lse)[..., None]
 
 
+def columns_of(queries: jax.Array, group: int) -> jax.Array:
+    """Columns [N, E * G] of the queries [N, E] where each query is `group` columns, one a query head."""
+    columns = queries[:, :, None] * group + jnp.arange(group, dtype=jnp.int32)[None, None]
+    return columns.reshape(columns.shape[0], -1)
+
+
 def over_rows_keeping(
     q: jax.Array,
     k: jax.Array,
@@ -94,9 +100,7 @@ def over_rows_keeping(
     visible = jnp.arange(keys.shape[2])[None, None, None, :] < lengths[None, :, None, None]
     column = None
     if queries > 1:
-        ends = jnp.stack([jnp.zeros_like(last), last], axis=1)
-        column = ends[:, :, None] * group + jnp.arange(group, dtype=jnp.int32)[None, None]  # [B, E, G]
-        column = column.reshape(1, column.shape[0], -1)
+        column = columns_of(jnp.stack([jnp.zeros_like(last), last], axis=1), group)[None]
     part, weights = attend_keeping(heads_first(q), keys, values, visible, column, page)  # [Hkv, B, E * G, P]
     tops = part.top if column is None else jnp.take_along_axis(part.top, column, axis=2)
     tops = tops.reshape(*tops.shape[:2], -1, group).transpose(1, 2, 0, 3)
@@ -131,8 +135,16 @@ def tile(queries: jax.Array, lengths: jax.Array, size: int, capacity: int) -> Ti
 
 
 def over_tiles(
-    q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, tiles: Tiles, block: int, consecutive: bool
-) -> tuple[Partial, jax.Array, jax.Array]:
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    table: jax.Array,
+    tiles: Tiles,
+    block: int,
+    consecutive: bool,
+    kept: jax.Array | None = None,
+    page: int = 1,
+) -> tuple[Partial, jax.Array | None, jax.Array, jax.Array]:
     """Full attention, tile by tile and block by block.
 
     Args:
@@ -140,10 +152,13 @@ def over_tiles(
       k, v: one layer's pages [Hkv, pages, page_size, D].
       table: page table [B, P].
       block: keys read at a time, whole pages, at most a row's capacity; blocks are cut at absolute positions.
+      kept: [N, C] int32, of each tile's queries (Q x G of them) those whose weights are wanted; None: of none.
+      page: tokens, over which they are summed; divides a block.
 
     Returns:
-      Partial over [N, Q, Hkv, G], and `k` and `v` as they went in. Whoever writes to the cache afterwards must write to
-      these: XLA copies a buffer that is live both inside a loop and behind it under two names.
+      Partial over [N, Q, Hkv, G]; weights [N, Hkv, C, P] = exp(score - top) by page, None where none are kept; and `k`
+      and `v` as they went in. Whoever writes to the cache afterwards must write to these: XLA copies a buffer that is
+      live both inside a loop and behind it under two names.
     """
     n, queries, heads, group, dim = q.shape
     columns = queries * group
@@ -152,22 +167,29 @@ def over_tiles(
     blocks = (tiles.keys + block - 1) // block
     ends = jnp.cumsum(blocks)
 
-    def body(i: jax.Array, carry: tuple[Partial, jax.Array, jax.Array]) -> tuple[Partial, jax.Array, jax.Array]:
-        done, k, v = carry
+    def body(
+        i: jax.Array, carry: tuple[Partial, Any, jax.Array, jax.Array]
+    ) -> tuple[Partial, Any, jax.Array, jax.Array]:
+        done, seen, k, v = carry
         t = jnp.sum(i >= ends).astype(jnp.int32)
-        start = (i - (ends[t] - blocks[t])).astype(jnp.int32) * block
+        number = (i - (ends[t] - blocks[t])).astype(jnp.int32)
+        start = number * block
         read_from = jnp.minimum(start, capacity - block)  # the last block of a row may reach back into the one before
         keys = block_view(k, table, consecutive, tiles.row[t], read_from, block)
         values = block_view(v, table, consecutive, tiles.row[t], read_from, block)
         position = read_from + jnp.arange(block, dtype=jnp.int32)
         visible = ((position >= start) & (position < tiles.keys[t]))[None, None, :]
-        part = attend(q[t], keys, values, visible)
+        if kept is None:
+            part = attend(q[t], keys, values, visible)
+        else:
+            part, pages = attend_keeping(q[t], keys, values, visible, kept[t][None], page)
+            seen = _with_block(seen, t, number, read_from // page, pages, part.top[:, kept[t]])
         old = Partial(*(x[t] for x in done))
         top = jnp.maximum(old.top, part.top)
         a, b = jnp.exp(old.top - top), jnp.exp(part.top - top)
         new = Partial(old.out * a[..., None] + part.out * b[..., None], top, old.total * a + part.total * b)
         k, v = jax.lax.optimization_barrier((k, v))  # keeps them in the carry
-        return Partial(*(x.at[t].set(y) for x, y in zip(done, new, strict=True))), k, v
+        return Partial(*(x.at[t].set(y) for x, y in zip(done, new, strict=True))), seen, k, v
 
     empty = Partial(
         jnp.zeros((n, heads, columns, dim), jnp.float32),
@@ -175,12 +197,37 @@ def over_tiles(
         jnp.zeros((n, heads, columns), jnp.float32),
     )
     total = jnp.sum(blocks).astype(jnp.int32)
-    part, k, v = jax.lax.fori_loop(0, total, body, (empty, k, v))
+    none = None
+    if kept is not None:
+        shape = (n, heads, kept.shape[1])
+        none = (jnp.zeros((*shape, capacity // page), jnp.float32), jnp.full((*shape, -(-capacity // block)), MASKED))
+    part, seen, k, v = jax.lax.fori_loop(0, total, body, (empty, none, k, v))
+    weights = None
+    if kept is not None:
+        weights, tops = seen  # of each block by its own largest score
+        scale = jnp.exp(tops - jnp.take_along_axis(part.top, kept[:, None], axis=2)[..., None])
+        weights = weights * scale[..., np.arange(capacity // page) * page // block]
 
     def turn(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x.reshape(n, heads, queries, group, *x.shape[3:]), 1, 2)
 
-    return Partial(*(turn(x) for x in part)), k, v
+    return Partial(*(turn(x) for x in part)), weights, k, v
+
+
+def _with_block(
+    seen: tuple[jax.Array, jax.Array], t: jax.Array, number: jax.Array, at: jax.Array, pages: jax.Array, top: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The weights [N, Hkv, C, P] and tops [N, Hkv, C, blocks] with those of one block of tile `t`.
+
+    Args:
+      number: of the block; at: its first page; pages: [Hkv, C, pages a block]; top: [Hkv, C].
+    """
+    weights, tops = seen
+    zero = jnp.zeros_like(t)
+    # Added: a block that reaches back into the one before holds zeros there.
+    old = jax.lax.dynamic_slice(weights, (t, zero, zero, at), (1, *pages.shape))
+    weights = jax.lax.dynamic_update_slice(weights, old + pages[None], (t, zero, zero, at))
+    return weights, jax.lax.dynamic_update_slice(tops, top[None, :, :, None], (t, zero, zero, number))
 
 
 def over_context(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> Partial:

@@ -144,21 +144,30 @@ def test_over_tiles(case: Case) -> None:
     def tiled(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, lengths: jax.Array, consecutive: bool) -> Any:
         tiles = xla.tile(jnp.asarray(queries), lengths, size, most)
         place = jnp.minimum(tiles.first[:, None] + jnp.arange(size)[None], case.q - 1)
-        args = (k, v, table, tiles, case.block * case.size, consecutive)
+        last = jnp.clip(jnp.asarray(queries)[tiles.row] - 1 - tiles.first, 0, size - 1)
+        kept = xla.columns_of(jnp.stack([jnp.zeros_like(last), last], axis=1), case.g)
+        args = (k, v, table, tiles, case.block * case.size, consecutive, kept, case.size)
         return tiles, *xla.over_tiles(q[tiles.row[:, None], place], *args)
 
     f = jax.jit(tiled, static_argnums=5)
     for table, consecutive in (("consecutive", True), *((t, False) for t in TABLES)):
         data = draw(case, table)
-        out, lse, _ = by_rows(data)
+        out, lse, weights = by_rows(data)
         lengths = np.where(queries > 0, data.lengths, 0).astype(np.int32)
-        tiles, part, k, v = f(*data[1:5], lengths, consecutive)
+        tiles, part, seen, k, v = f(*data[1:5], lengths, consecutive)
         assert np.array_equal(k, data.k)
         assert np.array_equal(v, data.v)
         for row in range(case.b):
             i = np.arange(queries[row])
             tile, place = np.asarray(tiles.of_row)[row] + i // size, i % size
             check(Partial(*(np.asarray(x)[tile, place] for x in part)), out[row][i], lse[row][i])
+            for j in (0, queries[row] - 1) if queries[row] else ():  # its first query, and its last
+                t, at = tile[j], int(j > 0)
+                got = np.asarray(seen)[t].reshape(case.h, 2, case.g, -1)[:, at]  # [Hkv, G, P] of the tile's own scale
+                scale = np.exp(np.asarray(part.top)[t, place[j]] - np.nan_to_num(lse[row][j], neginf=np.inf))
+                got = got * scale[..., None]
+                want = weights[row][j].reshape(case.h, case.g, -1, case.size).sum(axis=-1)
+                np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
         unused = np.asarray(tiles.keys) == 0
         assert not np.asarray(part.total)[unused].any()
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aspire_jax.shapes import COPY_READS, LOOP_PENALTY, LOOP_SCORES, Shape, Shapes, stairs
+from aspire_jax.shapes import COPY_READS, LOOP_PENALTY, Shape, Shapes, stairs
 
 DRAWS = 3000
 
@@ -95,15 +95,6 @@ def test_few_short_rows_verify_in_the_loop_and_long_ones_in_one_product() -> Non
         assert s.all[int(index)].kind == kind
 
 
-def test_page_scores_of_every_layer_keep_a_lone_row_out_of_the_loop() -> None:
-    """The loop reads less for it, and then the scores take a product over all rows."""
-    one, length = jnp.asarray([1, 0, 0, 0], jnp.int32), jnp.full((4,), 64, jnp.int32)
-    nobody = jnp.zeros((4,), bool)
-    for scored, kind in ((0.0, "packed"), (0.1, "packed"), (1.0, "dense")):
-        s = shapes(scored=scored)
-        assert s.all[int(s.choose(nobody, one, length))].kind == kind
-
-
 @pytest.mark.parametrize("s", KINDS, ids=name)
 def test_work_of_a_shape_grows_with_what_is_done(s: Shapes) -> None:
     """In the same shape: longer contexts, more queries, larger selections and a copy never cost less."""
@@ -156,13 +147,7 @@ def test_work_by_hand() -> None:
     read = 4 + 0.25 * 10 + LOOP_PENALTY * (48 + 64)
     pairs = 4 + 0.25 * 10 + LOOP_PENALTY * (2 * 48 + 3 * 64)
     np.testing.assert_allclose(s.work(kinds["packed", 8], mixed, queries, lengths, selected, once), [1, 8, read, pairs])
-    scoring = dataclasses.replace(s, scored=0.5)
-    more = LOOP_SCORES * 0.5 * 256
-    found = scoring.work(kinds["packed", 8], mixed, queries, lengths, selected, once)
-    np.testing.assert_allclose(found, [1, 8, read + more, pairs], rtol=1e-6)
-    np.testing.assert_allclose(scoring.work(kinds["draft", 4], yes, ones, lengths, selected, once)[2], drafts)
-    np.testing.assert_allclose(scoring.work(kinds["dense", 8], no, 2 * ones, lengths, selected, once)[2], 256)
-    bare = dataclasses.replace(s, dense=False, scored=0.5)
+    bare = dataclasses.replace(s, dense=False)
     index = next(i for i, x in enumerate(bare.all) if x.tokens == 8)
     np.testing.assert_allclose(bare.work(index, mixed, queries, lengths, selected, once), [1, 8, 6.5 + 112, 6.5 + 288])
     copy = [0, 0, COPY_READS * 40, 0]
