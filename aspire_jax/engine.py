@@ -197,7 +197,7 @@ class Slots:
       length: [B] committed tokens, whose keys and values are in the cache.
       pending: [B] the last token emitted (or the prompt's last), not in the cache yet.
       drafts: [B, d_max] drafted tokens; drafted: [B] how many of them count.
-      fresh: [B] bool, nothing of this request was measured yet: it must verify first.
+      fresh: [B] bool, nothing of this request was measured yet, or not since a pause: it must verify first.
       stale: [B] bool, the selection (and with it the compact context) no longer holds.
       active: [B] bool; reason: [B] RUNNING, STOP or LENGTH.
       out: [B, max_new] tokens emitted; margin: [B, max_new] float32, how far their logit lay above the second best

@@ -1,6 +1,7 @@
 """The host's side of decoding: admits prompts into slots, runs steps, hands out text, refills finished slots.
 
-The loop on the device (`step.run`) knows nothing of text or of waiting prompts; everything here happens between runs.
+The loops on the device (`step.run`, `pause.run`) know nothing of text or of waiting prompts; everything here
+happens between runs.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class Stream(Iterator[Chunk]):
         work = np.array(state.work)  # waits for the run
         seconds = time.perf_counter() - started
         # A pause that takes no step at all is one that the policy wants no more.
-        self._pausing = work[0] > 0 if self._pausing else int(state.idle) >= patience
+        self._pausing = work[0] > 0 if self._pausing else min(work[0], int(state.idle)) >= patience
         self.fit.update(work, seconds)
         self.report.decode_seconds += seconds
         self.report.steps += int(work[0])

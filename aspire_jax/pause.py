@@ -17,7 +17,7 @@ from aspire_jax.context import NoContext
 from aspire_jax.draft_length import Paused
 from aspire_jax.engine import Engine, State
 from aspire_jax.params import Params
-from aspire_jax.step import decide, loop, view_of
+from aspire_jax.step import decide, holding, loop, view_of
 
 
 def plain(engine: Engine) -> Engine:
@@ -33,9 +33,10 @@ def run(
     until_finished: jax.Array,
     rehearsed: jax.Array | int = -1,
 ) -> State:
-    """As `step.run`, without drafts and until the policy wants one; for rows that hold none.
+    """As `step.run`, without drafts and until the policy wants one; takes no step where a row holds drafts.
 
     Rows that took a step are marked as fresh, because nothing of it was measured: they verify once before they draft.
+    The policy is asked as if they could draft at once, and the context policy sees no scores.
 
     Args:
       rehearsed: scalar int32, index of the shape to rehearse (`plain(engine).shapes.all`), as in `step.run`; -1: none.
@@ -46,7 +47,7 @@ def run(
         slots = dataclasses.replace(s.slots, drafts=state.slots.drafts, fresh=jnp.zeros_like(s.slots.fresh))
         view = view_of(engine, dataclasses.replace(state, slots=slots, idle=s.idle))
         drafting, _ = decide(engine.draft_length, engine.mixed, s.draft_length, view)
-        return ~jnp.any(drafting)
+        return ~jnp.any(drafting | holding(s.slots))
 
     before = _without_drafts(plain(engine), state)
     after = loop(plain(engine), params, before, max_steps, until_finished, rehearsed, rests)

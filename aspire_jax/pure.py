@@ -7,7 +7,7 @@
     state = pure.admit(engine, state, slot, length, pending, max_new, stop)
     state = pure.observe_prompt(engine, params, state, slot, tokens, count)     where engine.plan.prompt_window is not 0
     state = pure.run(engine, params, state, max_steps, until_finished)          or pure.step, one at a time
-    state = pure.pause(engine, params, state, max_steps, until_finished)        where the policy drafts nothing for now
+    state = pure.pause(engine, params, state, max_steps, until_finished)        where no row holds drafts nor is to
 
 Sampling: `configure(..., sampling=Support())`, and `settings(support, SamplingParams(...), prompt, vocabulary)` as the
 last argument of `admit`.

@@ -21,7 +21,7 @@ import numpy as np
 
 from aspire_jax import instrument
 from aspire_jax.draft_length import DRAFT, IDLE, VERIFY, DraftLengthPolicy, Outcome, View
-from aspire_jax.engine import Engine, State
+from aspire_jax.engine import Engine, Slots, State
 from aspire_jax.params import Params
 from aspire_jax.resolve import resolve
 from aspire_jax.sampling import draw
@@ -88,7 +88,7 @@ def step(engine: Engine, params: Params, state: State, rehearsed: jax.Array | in
         sampling=sampling,
         draft_length=engine.draft_length.update(state.draft_length, outcome),
         work=state.work + work,
-        idle=jnp.where(jnp.any(drafting | (commit.slots.drafted > 0)), 0, state.idle + 1),
+        idle=jnp.where(jnp.any(drafting | holding(commit.slots)), 0, state.idle + 1),
         shape_steps=state.shape_steps.at[index].add(1),
     )
 
@@ -169,7 +169,14 @@ def view_of(engine: Engine, state: State) -> View:
     pages = jnp.sum(state.selection >= 0, axis=-1).astype(jnp.float32)  # [n_sets, B], or of each KV head
     selected = jnp.mean(pages, axis=(0, *range(2, pages.ndim)))  # [B] pages
     selected = jnp.minimum(selected * np.float32(engine.page_size), s.length.astype(jnp.float32))
-    return View(s.active, s.drafted, limit, s.length, selected, state.idle, state.cost, engine.shapes)
+    return View(
+        s.active, jnp.where(holding(s), s.drafted, 0), limit, s.length, selected, state.idle, state.cost, engine.shapes
+    )
+
+
+def holding(slots: Slots) -> jax.Array:
+    """[B] bool, rows that hold drafts; not those whose request the host ended meanwhile."""
+    return slots.active & (slots.drafted > 0)
 
 
 def _rehearsal(engine: Engine, rehearsed: jax.Array | int, *step: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -118,7 +118,7 @@ class AdaptiveDraftLength:
             wants = mix & (allowed | (view.drafted > 0))
             action = jnp.where(mix_gain >= march_gain, jnp.where(wants, DRAFT, VERIFY), action)
         # Plain steps are all alike and tell nothing of what drafting would cost or yield by now.
-        probe = (view.idle >= _PROBE) & allowed & ~jnp.any(view.active & (view.drafted > 0))
+        probe = (view.idle >= _PROBE) & allowed & ~jnp.any(view.drafted > 0)
         return jnp.where(probe, in_step(view.active & (view.limit > 0)), action).astype(jnp.int32)
 
     def update(self, state: AdaptiveState, outcome: Outcome) -> AdaptiveState:

@@ -21,8 +21,9 @@ class View(NamedTuple):
 
     Attributes:
       active: [B] bool, rows with a request that goes on.
-      drafted: [B] drafts held, d.
-      limit: [B] most drafts a row may hold now: at most d_max, fewer near its end, 0 while nothing of it was measured.
+      drafted: [B] drafts held, d; 0 for rows that are not active.
+      limit: [B] most drafts a row may hold now: at most d_max, fewer near its end, 0 while nothing of it was measured
+        (a new request, or one that comes from a pause).
       lengths: [B] committed tokens.
       selected: [B] float32, tokens a drafting step of the row reads in a layer, by its last selection.
       idle: scalar int32, steps since a row last drafted or held a draft.
@@ -101,7 +102,8 @@ class DraftLengthPolicy(Protocol):
     instrumented (bool): verifications measure `Outcome.recall`, at the price of all attention once more, and score
       pages by their first and their last emitted token's query, in place of their last query.
     pauses (bool): it may draft nothing for many steps on end; they then run in a program of their own, which is plain
-      decoding's and is compiled in addition.
+      decoding's and is compiled in addition. There `decide` is asked with the limits that rows would have if all of
+      them were measured, also those that no step has measured yet, and any other action than DRAFT is plain decoding.
     """
 
     @property

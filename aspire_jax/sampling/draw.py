@@ -151,6 +151,7 @@ def _draw(support: Support, sampling: Sampling, packed: Packed, rows: Rows) -> t
         draft = jnp.where(held, jnp.take_along_axis(drafts, slot[:, None], 1)[:, 0], -1)
         accept = noise.uniform(noise.purpose(at_position, noise.ACCEPT))
         token = jnp.where(verifies, accept_or_resample(p, q, draft, accept, perturbation), token)
+    if support.acceptance == "rejection":
         margin = jnp.where(sampled, jnp.inf, margin)
     drawn = Drawn(token, margin, *_logprobs(support, settings.logprobs[row] & ~drafting, packed.logits, token))
     return p, drawn

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aspire_jax
-from aspire_jax import Model, host, pause, programs
+from aspire_jax import Model, host, pause, programs, step
 from aspire_jax import engine as eng
 from aspire_jax.context import BlendContext, RefreshContext
 from aspire_jax.draft_length import (
@@ -237,6 +237,25 @@ def test_patience() -> None:
     # Without patience a run knows no other end than before.
     state = tiny.run(e, weights, begun(e, told=20), jnp.int32(9), rows)
     assert int(state.work[0]) == 10
+
+
+def test_drafts_of_a_request_that_the_host_ended_hold_nobody_up() -> None:
+    """They are seen by no policy, are no reason to go on drafting, and a pause may begin; others' drafts forbid it."""
+    e = engine(Phases(phase=1000))
+    weights, rows = tiny.params_of(e), jnp.int32(4)
+    state = tiny.run(e, weights, begun(e, told=0), jnp.int32(1), rows)
+    assert state.slots.drafted.tolist() == [1, 0, 1, 0]
+    state = dataclasses.replace(state, draft_length=Told(jnp.int32(1000), jnp.int32(0)))
+    held = rest(e, weights, state, jnp.int32(9), rows)
+    assert held.slots.emitted.tolist() == [1, 0, 1, 0] and int(held.idle) == 0
+    ended = dataclasses.replace(held.slots, active=jnp.asarray([False, False, True, False]))
+    state = dataclasses.replace(held, slots=ended)
+    assert step.view_of(e, state).drafted.tolist() == [0, 0, 1, 0]
+    state = tiny.run(e, weights, state, jnp.int32(4), rows)
+    assert state.slots.drafted.tolist() == [1, 0, 0, 0] and int(state.idle) == 4
+    emitted = int(state.slots.emitted[2])
+    state = rest(e, weights, state, jnp.int32(3), rows)
+    assert state.slots.emitted.tolist() == [1, 0, emitted + 3, 0]
 
 
 def test_which_methods_pause() -> None:
