@@ -50,19 +50,13 @@ def run(
         return ~jnp.any(drafting | holding(s.slots))
 
     before = _without_drafts(plain(engine), state)
-    after = loop(plain(engine), params, before, max_steps, until_finished, rehearsed, rests)
+    after = _with_drafts_of(state, loop(plain(engine), params, before, max_steps, until_finished, rehearsed, rests))
     moved = after.slots.steps > state.slots.steps
-    slots = dataclasses.replace(
-        after.slots, drafts=state.slots.drafts, fresh=after.slots.fresh | moved, stale=after.slots.stale | moved
-    )
-    sampling = after.sampling
-    if sampling is not None and state.sampling is not None:
-        sampling = dataclasses.replace(sampling, proposals=state.sampling.proposals)
     return dataclasses.replace(
         state,
         cache=after.cache,
-        slots=slots,
-        sampling=sampling,
+        slots=dataclasses.replace(after.slots, fresh=after.slots.fresh | moved, stale=after.slots.stale | moved),
+        sampling=after.sampling,
         draft_length=after.draft_length,
         work=after.work,
         idle=after.idle,
@@ -73,18 +67,25 @@ def run(
 def _without_drafts(engine: Engine, state: State) -> State:
     """The state as `engine`, which has no drafts, has it."""
     empty = engine_lib.init(engine, state.cost)
-    sampling = state.sampling
-    if sampling is not None and empty.sampling is not None:
-        sampling = dataclasses.replace(sampling, proposals=empty.sampling.proposals)
+    narrow = _with_drafts_of(empty, state)
     return dataclasses.replace(
         empty,
         cache=state.cache,
-        slots=dataclasses.replace(state.slots, drafts=empty.slots.drafts),
-        sampling=sampling,
+        slots=narrow.slots,
+        sampling=narrow.sampling,
         draft_length=state.draft_length,
         work=state.work,
         idle=state.idle,
     )
+
+
+def _with_drafts_of(other: State, state: State) -> State:
+    """`state` with the drafts of `other`, and the distributions they were drawn from."""
+    sampling = state.sampling
+    if sampling is not None and other.sampling is not None:
+        sampling = dataclasses.replace(sampling, proposals=other.sampling.proposals)
+    slots = dataclasses.replace(state.slots, drafts=other.slots.drafts)
+    return dataclasses.replace(state, slots=slots, sampling=sampling)
 
 
 def _held_by(engine: Engine) -> np.ndarray:

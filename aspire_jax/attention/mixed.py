@@ -141,7 +141,7 @@ class XlaAttention(Attention):
         new, kept = (q, k, v), None
         if self.keeps(layer, (*e.plan.verify_layers, *(e.plan.refresh_layers if with_drafts else ()))):
             last = jnp.clip(b.queries[tiles.row] - 1 - tiles.first, 0, e.tile - 1)
-            kept = xla.columns_of(jnp.stack([jnp.zeros_like(last), last], axis=1), e.config.group)
+            kept = xla.first_and_last(last, e.config.group)
         part, weights, near, (pages_k, pages_v) = self.over_tiles(q[index], new, (pages_k, pages_v), tiles, kept)
         if weights is not None:
             self.seen = self.of_rows(weights, part.top, tiles)

@@ -74,8 +74,9 @@ class Seen(NamedTuple):
         return weights * jnp.exp(self.top - lse)[..., None]
 
 
-def columns_of(queries: jax.Array, group: int) -> jax.Array:
-    """Columns [N, E * G] of the queries [N, E] where each query is `group` columns, one a query head."""
+def first_and_last(last: jax.Array, group: int) -> jax.Array:
+    """Columns [N, 2 * G] of the first query and of the `last` [N]; a query is `group` columns, one a query head."""
+    queries = jnp.stack([jnp.zeros_like(last), last], axis=1)
     columns = queries[:, :, None] * group + jnp.arange(group, dtype=jnp.int32)[None, None]
     return columns.reshape(columns.shape[0], -1)
 
@@ -100,7 +101,7 @@ def over_rows_keeping(
     visible = jnp.arange(keys.shape[2])[None, None, None, :] < lengths[None, :, None, None]
     column = None
     if queries > 1:
-        column = columns_of(jnp.stack([jnp.zeros_like(last), last], axis=1), group)[None]
+        column = first_and_last(last, group)[None]
     part, weights = attend_keeping(heads_first(q), keys, values, visible, column, page)  # [Hkv, B, E * G, P]
     tops = part.top if column is None else jnp.take_along_axis(part.top, column, axis=2)
     tops = tops.reshape(*tops.shape[:2], -1, group).transpose(1, 2, 0, 3)

@@ -145,7 +145,7 @@ def test_over_tiles(case: Case) -> None:
         tiles = xla.tile(jnp.asarray(queries), lengths, size, most)
         place = jnp.minimum(tiles.first[:, None] + jnp.arange(size)[None], case.q - 1)
         last = jnp.clip(jnp.asarray(queries)[tiles.row] - 1 - tiles.first, 0, size - 1)
-        kept = xla.columns_of(jnp.stack([jnp.zeros_like(last), last], axis=1), case.g)
+        kept = xla.first_and_last(last, case.g)
         args = (k, v, table, tiles, case.block * case.size, consecutive, kept, case.size)
         return tiles, *xla.over_tiles(q[tiles.row[:, None], place], *args)
 
